@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import replicax
 from tests.gpu.described import devices, needs_compiler
 from tests.planning.test_planner import build
+from tests.programs.programs import third_party
 
 pytestmark = needs_compiler
 
@@ -105,3 +107,28 @@ def test_a_replica_on_the_gpus_of_two_hosts() -> None:
     plan = replicax.plan(strategy, *build(strategy, parts=8))
     assert (plan.replicas, plan.devices, plan.topology) == (1, 8, "2x4")
     assert any("network" in c.way for c in plan.collectives)
+
+
+def cudnn_attention(x):
+    return jax.nn.dot_product_attention(x, x, x, implementation="cudnn")
+
+
+def solution(x):
+    import lineax
+
+    return lineax.linear_solve(lineax.MatrixLinearOperator(x), x[0]).value
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "message"),
+    [
+        (cudnn_attention, (2, 128, 4, 64), r"can't be traced .* CUDA's libraries .*='xla'.*cuDNN not found"),
+        (lambda x: jnp.linalg.eig(x)[0], (8, 8), r"was traced, but .* CUDA's libraries .*linalg.eig"),
+        (solution, (8, 8), r"Equinox' error_if .* EQX_ON_ERROR=off .*Unknown backend"),
+    ],
+)
+@third_party
+def test_what_needs_the_libraries_of_a_gpu_says_what_to_do(step, shape: tuple[int, ...], message: str) -> None:
+    spec = jax.ShapeDtypeStruct(shape, jnp.bfloat16 if step is cudnn_attention else jnp.float32)
+    with pytest.raises(replicax.errors.CompilationError, match=message):
+        replicax.plan(replicax.MirroredStrategy(devices()), step, spec)

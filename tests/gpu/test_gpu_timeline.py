@@ -80,6 +80,13 @@ def test_attention_in_a_kernel_of_its_own() -> None:
     assert found.flops - 2 * 2 * (2 * 256 * 4 * 64 * 64) == (2 + 5) * one  # besides, two products with the weights
 
 
+def test_calls_that_are_not_known_are_named() -> None:
+    strategy = replicax.MirroredStrategy(devices("h100:1"))
+    found = replicax.plan(strategy, jnp.linalg.cholesky, jax.ShapeDtypeStruct((64, 64), jnp.float32)).timeline
+    assert found.opaque == ("cusolver_potrf_ffi",)
+    assert found.by_kind["opaque"] > 0
+
+
 @pytest.mark.soak
 def test_gathers_are_started_a_layer_ahead(monkeypatch) -> None:
     """The strategy sets the compiler's options for it; those that ``XLA_FLAGS`` names are left to it."""

@@ -239,7 +239,7 @@ def test_each_number_stands_where_its_name_says(plan) -> None:
     )
     kernel = DearKernel("dot", "product", "f32[2]", 3, 2.0, 7, 8, "memory", "model.py:7")
     wait = Exposed("all-reduce", 2**10, 3, 4.0, 1.0, "too short", "model.py:9")
-    timeline = Timeline(8.0, 7.0, 4.0, 1.0, 7, 6, 0.25, 0.5, {"product": 2.0}, (kernel,), (wait,), 0.5)
+    timeline = Timeline(8.0, 7.0, 4.0, 1.0, 7, 6, 0.25, 0.5, {"product": 2.0}, (kernel,), (wait,), 0.5, ("a_call",))
     of_stage = {"memory": memory, "cost": cost, "collectives": collectives, "timeline": timeline}
     found = dataclasses.replace(
         plan,
@@ -254,6 +254,7 @@ def test_each_number_stands_where_its_name_says(plan) -> None:
     assert [" ".join(line.split()) for line in lines] == NUMBERS.splitlines()
     notes = {s.title: s.note for s in tables}
     assert "no measurement" in notes["Predicted scaling"]
+    assert notes["Predicted time of one step"].endswith("may take much longer: a_call.")
     work = notes["Work of one device in one step"]
     assert re.match(r"A bound, no measurement: FLOPs / 1 PFLOP/s .* 3 TB/s of a card<1> .* a chip sends 5 GB/s\.", work)
     assert re.search(r"Bound by launches\. .* each is counted once: a, b\.$", work)

@@ -20,8 +20,24 @@ from replicax.hlo.instructions import Module, parse
 from replicax.hlo.live_ranges import LiveRanges, live_ranges
 
 _TOO_MUCH = re.compile(r"exceeds available \w+ \(([\d.]+)([KMGT]?)\)")
-_OF_SLICES = re.compile(r"LogicalDeviceCount|kMaxDeviceCount|total_device_count %|routing_table_index")
-"""What libtpu says of slices that are not there, and of replicas on a part of one, that it can't compile for."""
+_HINTS = (
+    (  # what libtpu says of slices that are not there, and of replicas on a part of one, that it can't compile for
+        re.compile(r"LogicalDeviceCount|kMaxDeviceCount|total_device_count %|routing_table_index"),
+        "its compiler knows few shapes of absent slices, and often only replicas that fill the slice: plan the "
+        "smallest slice in which there is room for them, of a shape that one can rent. libtpu says: ",
+    ),
+    (
+        re.compile(r"Unknown backend: 'gpu' requested"),
+        "a library calls the host in a way that JAX can't lower without a GPU. If it is Equinox' error_if (as in "
+        "Lineax and Optimistix), set the environment variable EQX_ON_ERROR=off for the plan. JAX says: ",
+    ),
+    (
+        re.compile(r"cuDNN not found|cusolverGetVersion"),
+        "it uses an operation for which JAX asks CUDA's libraries (cuDNN's attention, jnp.linalg.eig), and they need a "
+        "GPU: plan with another, such as implementation='xla' of jax.nn.dot_product_attention. JAX says: ",
+    ),
+)
+"""What compilers, and JAX, say of what needs the devices, and what to add to it."""
 _HEAPS = re.compile(r"S\((?!5\))\d+\)|, color (?!5\b)\d+")
 """Marks of heaps in a GPU's main memory: what collectives use, or temporaries, may have one of its own. Only space 5 is
 elsewhere, in the host's memory."""
@@ -103,12 +119,14 @@ def _compiled_size(lowered: jax.stages.Lowered, options: dict[str, Any], device:
 def refusal(name: str, device_kind: str, error: Exception) -> CompilationError:
     """Make the error to raise if the step ``name`` can't be compiled for devices because of ``error``."""
     words = " ".join(str(error).split())
-    if _OF_SLICES.search(words):
-        words = (
-            "its compiler knows few shapes of absent slices, and often only replicas that fill the slice: plan the "
-            f"smallest slice in which there is room for them, of a shape that one can rent. libtpu says: {words}"
-        )
-    return CompilationError(f"the step {name!r} was traced, but can't be compiled for {device_kind}: {words}")
+    return CompilationError(
+        f"the step {name!r} was traced, but can't be compiled for {device_kind}: {hint_of(words)}{words}"
+    )
+
+
+def hint_of(words: str) -> str:
+    """Return what to do about an error of a compiler, or of JAX; empty if that is not known."""
+    return next((hint for said, hint in _HINTS if said.search(words)), "")
 
 
 def _text_of_largest(folder: str, ending: str) -> str:

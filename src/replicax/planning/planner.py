@@ -11,12 +11,13 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.mesh import axis_sizes, programs_for, slices_of
+from replicax.errors import CompilationError
 from replicax.execution.compiled.replicate import Executable
 from replicax.extended.described_arguments import traced_step
 from replicax.hlo.collective_instructions import ProgramDevices, collectives_of
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.planning.chip_specs import Chip, chip_and_share
-from replicax.planning.compilation import Compilation, compile_ahead
+from replicax.planning.compilation import Compilation, compile_ahead, hint_of
 from replicax.planning.cost import cost_of
 from replicax.planning.estimate import estimate_of, scaling_of
 from replicax.planning.global_batch import examples_together, tokens_of
@@ -89,6 +90,8 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     try:
         executable, names = _traced_program(strategy, step, element_spec)
     except Exception as error:
+        if strategy.extended.is_absent and isinstance(error, RuntimeError) and (hint := hint_of(str(error))):
+            raise CompilationError(f"the step can't be traced for devices that are not there: {hint}{error}") from error
         if type(element_spec) in (tuple, list) and all(type(size) is int for size in element_spec):
             error.add_note(
                 f"(The step was given the numbers {element_spec}. If that is the shape of an array, pass "

@@ -211,6 +211,11 @@ def _step(plan: Plan, timeline: Timeline) -> Section:
         "A prediction, no measurement: kernels and collectives by formula, in the order in which the compiler has "
         "scheduled them; see replicax.planning.timeline."
     )
+    if timeline.opaque:
+        note += (
+            " What these calls compute is not known; they are timed by the bytes that they take and give, and may take "
+            f"much longer: {', '.join(timeline.opaque)}."
+        )
     return Section("Predicted time of one step", ("", ">", ""), tuple(rows), note)
 
 

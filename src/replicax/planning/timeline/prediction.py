@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from replicax.hlo.collective_instructions import plain_name
+from replicax.hlo.instructions import Instruction
 from replicax.planning.timeline.user_lines import SourceLines
 from replicax.planning.timeline.walk import KernelRun, Run, TransferRun
 
@@ -84,6 +86,7 @@ class Timeline:
       dearest: the kernels that take most.
       waits: the collectives that kernels wait for, the longest wait first.
       copying: seconds in which kernels wait for copies between kinds of memory, such as to and from the host's.
+      opaque: the targets of calls whose arithmetic is not known, such as cuSOLVER's: they are timed by their bytes.
     """
 
     seconds: float
@@ -98,6 +101,7 @@ class Timeline:
     dearest: tuple[DearKernel, ...] = ()
     waits: tuple[Exposed, ...] = ()
     copying: float = 0.0
+    opaque: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> float:
@@ -130,7 +134,13 @@ def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
         dearest=tuple(_dearest((k, lines) for run, lines in runs for k in run.kernels.values())),
         waits=tuple(_exposed_collectives((t, lines) for run, lines in runs for t in run.transfers.values())),
         copying=sum(run.copying for run, _ in runs),
+        opaque=tuple(dict.fromkeys(_target(k.instruction) for k in kernels if k.kernel.kind == "opaque")),
     )
+
+
+def _target(call: Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', call.attributes)
+    return found[1] if found else call.name
 
 
 def _dearest(kernels: Iterable[tuple[KernelRun, SourceLines]]) -> list[DearKernel]:
