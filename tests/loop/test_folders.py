@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -60,6 +61,18 @@ def test_what_a_step_uses_is_found_by_name() -> None:
     }  # fmt: skip
     assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
+
+
+def test_a_module_without_variables_of_its_own_is_left_out() -> None:
+    net = nn.Dense(3)  # its variables are a pytree beside it
+    params = replicax.as_variables(net.init(jax.random.key(0), np.ones((1, 2), np.float32)))
+
+    def step(x: jax.Array) -> Any:
+        return net.apply(replicax.as_arrays(params), x)
+
+    assert list(objects_of(step)) == ["params"]
+    with pytest.raises(TypeError, match="Checkpoint: net is "):
+        replicax.Checkpoint(net=net).save("unused")
 
 
 def test_what_a_step_uses_may_be_made_later() -> None:

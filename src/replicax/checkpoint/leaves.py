@@ -218,7 +218,12 @@ def _same_layout(leaf: Any, before: Any) -> bool:
 
 def has_variables(value: Any) -> bool:
     """Return whether ``value`` is a metric, or another object that lists its variables."""
-    return not isinstance(value, Variable) and isinstance(getattr(value, "variables", None), Mapping)
+    if isinstance(value, Variable):
+        return False
+    try:
+        return isinstance(getattr(value, "variables", None), Mapping)
+    except Exception:  # a property that has no value now: Flax Linen's modules have variables only inside of apply
+        return False
 
 
 def _stays_whole(value: Any) -> bool:
