@@ -1,4 +1,4 @@
-"""Finds training steps in which nothing differs between replicas, so that each of them computes everything."""
+"""Finds steps in which nothing differs between replicas, so that each of them computes everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _jax
-from replicax._jax.primitive_families import AXIS_POSITION
+from replicax._jax.primitive_families import AXIS_POSITION, DRAWS
 from replicax.errors import LocalityWarning, few, users_place, warn_at
 from replicax.execution.program.collective_operations import all_get_the_same, over_replicas, replicas_meet
 from replicax.execution.program.program import Program
@@ -17,7 +17,7 @@ from replicax.locality import T
 
 
 def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
-    """Warn if replicas train on arrays that are the same for all, such as a batch that was not distributed."""
+    """Warn if replicas train on a batch that was not distributed, or combine results of the same random numbers."""
     if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
         return
     arrays = [
@@ -30,16 +30,30 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
         for array in program.constants
         if _may_be_a_batch(array, program.replicas)
     ]
-    if not arrays:
+    trains_on = f" ({few(arrays)})" if program.has_derivatives and arrays else ""
+    draws = _jax.contains(program.jaxpr, _draws) and _jax.contains(program.jaxpr, replicas_meet)
+    if not trains_on and not draws:
         return
-    warn_at(
-        f"step {program.name!r} differentiates a loss of values that are the same on all {program.replicas} replicas "
-        f"({few(arrays)}), so every replica computes all of it. If a batch is among them, give each replica its part: "
-        "iterate over strategy.distribute_dataset(batches), or split one batch with "
-        "next(iter(strategy.distribute_dataset([batch]))).",
-        LocalityWarning,
-        *users_place(),
+    does = "differentiates a loss of" if program.has_derivatives else "computes only with"
+    message = (
+        f"step {program.name!r} {does} values that are the same on all {program.replicas} replicas{trains_on}, "
+        "so every replica computes all of it."
     )
+    if trains_on:
+        message += (
+            " If a batch is among them, give each replica its part: iterate over strategy.distribute_dataset(batches), "
+            "or split one batch with next(iter(strategy.distribute_dataset([batch])))."
+        )
+    if draws:
+        message += (
+            " If each replica should draw its own random numbers, as for environments or samples, draw them with its "
+            "key: replicax.get_replica_context().random_key(key)."
+        )
+    warn_at(message, LocalityWarning, *users_place())
+
+
+def _draws(equation: _jax.Equation) -> bool:
+    return equation.primitive.name in DRAWS
 
 
 def _makes_a_difference(equation: _jax.Equation) -> bool:

@@ -142,7 +142,11 @@ class Checker:
         if not self._examples:
             sizes = {where + name: leaf.shape[0] for name, leaf in zip(names, leaves, strict=True)}
             if len(set(sizes.values())) > 1:
-                raise ValueError(f"all arrays of a batch must have the same dim 0, got {sizes}")
+                raise ValueError(
+                    f"all arrays of a batch must have the same dim 0, one row for each example, got {sizes}. If each "
+                    "replica takes arrays of several sizes whole, such as a padded graph, give them a dim more: stack "
+                    "one for each replica, and take x[0] of each array in the step"
+                )
         self._check_like_first(tree, names, leaves, where)
 
     def _array(self, leaf: Any, name: str) -> Any:
