@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import threading
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -269,11 +270,29 @@ def test_a_module_that_is_captured_and_updated_in_place(pair) -> None:
 
     with pytest.raises(
         ValueError,
-        match=r"step 'step' at .*test_step_call.py:\d+: .* changes an object of Flax NNX that is no argument of it. "
-        r"Pass it as an argument: .*functools.partial\(step, model, optimizer\).\nFlax says: .*different trace level",
+        match=r"step 'step' at .*test_step_call.py:\d+: .* changes an object of Flax NNX that is no argument. "
+        r"Pass it as an argument: .*functools.partial\(step, model, optimizer\).*\nFlax says: .*different trace level",
     ):
         pair.run(step, args=(X,))
     assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((model, optimizer)))
+
+
+def test_a_module_that_a_loss_captures_and_updates_in_place(pair) -> None:
+    generator, discriminator = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def step(generator, discriminator, x, captures):
+        if captures:
+            return nnx.grad(lambda generator: (discriminator(generator(x)) ** 2).mean())(generator)
+        return nnx.grad(lambda generator, other: (other(generator(x)) ** 2).mean())(generator, discriminator)
+
+    [x] = pair.distribute_dataset([np.ones((4, 3), np.float32)])
+    with pytest.raises(
+        flax.errors.TraceContextError,
+        match=r"takes each object that it changes.*\(generator, discriminator\)\), or uses",
+    ):
+        pair.run(step, args=(generator, discriminator, x, True))
+    pair.run(step, args=(generator, discriminator, x, False))
+    assert discriminator.mean[...].any()
 
 
 def test_a_module_is_filled_with_variables(pair) -> None:

@@ -61,7 +61,9 @@ _NUMBERS = (
 )
 _NNX = (
     "Pass it as an argument: strategy.run(step, args=(model, optimizer, batch)). To replicax.train and run_steps, "
-    "which pass the batch alone, give functools.partial(step, model, optimizer)."
+    "which pass the batch alone, give functools.partial(step, model, optimizer). A function that nnx.grad or the like "
+    "transforms takes each object that it changes, by a batch norm or dropout, as an argument, too: the generator's "
+    "loss takes the discriminator (nnx.value_and_grad(loss_fn)(generator, discriminator)), or uses nnx.clone(it)."
 )
 
 
@@ -113,7 +115,7 @@ def _explanation(
             )
     if "different trace level" in said:  # NNX's own words
         first = said.partition("\n")[0]
-        return f"{where(error, fn)} changes an object of Flax NNX that is no argument of it. {_NNX}\nFlax says: {first}"
+        return f"{where(error, fn)} changes an object of Flax NNX that is no argument. {_NNX}\nFlax says: {first}"
     missed = _jax.missed_a_mesh(error)
     if missed is not None:
         return f"{where(error, fn)} {_MESHES[missed]}\nJAX says: {said}"
