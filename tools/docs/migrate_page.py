@@ -125,7 +125,7 @@ def towers() -> str:
 _FAMILIES = {
     "`tf.distribute` and its modules": ("distribute",),
     "`tf.tpu` and its modules": ("tpu",),
-    "Elsewhere in `tf`": ("", "config", "data", "nn", "keras"),
+    "Elsewhere in `tf`": ("", "config", "data", "nn", "keras", "train"),
 }
 _FAMILIES_OF_RUNS = {
     "`tf.train` and `tf.estimator`": ("train", "estimator"),
@@ -134,9 +134,9 @@ _FAMILIES_OF_RUNS = {
 }
 _FAMILIES_OF_STEPS = {
     "In a training step: `tf`, `tf.data`, `tf.nn` and others": (
-        *("", "config", "data", "debugging", "nn", "profiler", "random", "saved_model", "summary"),
+        *("", "config", "data", "debugging", "nn", "profiler", "random", "saved_model", "summary", "train"),
     ),
-    "In a training step: `tf.keras`": ("keras", "losses", "optimizers"),
+    "In a training step: `tf.keras`": ("keras", "losses", "metrics", "optimizers"),
 }
 """The modules of a table, with those inside of them; each is in the first that has it, but a longer name goes first."""
 

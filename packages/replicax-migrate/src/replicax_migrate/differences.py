@@ -17,7 +17,8 @@ DIFFERENCES: dict[str, str] = {
     "TPUStrategy": "the resolver may be left out",
     "ParameterServerStrategy": "the coordinator starts the servers and workers, on this machine or a Ray cluster; "
     "steps run on workers only; the servers apply optimizers; mode='sync' trains synchronously; each variable goes to "
-    "the server that has the fewest bytes so far; an on-read variable is an error: leave synchronization out",
+    "the server that has the fewest bytes so far; an on-read variable is an error: leave synchronization out; fit of a "
+    "Keras model is an error: make variables of its values, for stateless_call",
     "ClusterCoordinator": "a function's changes count once, even if its worker dies and it runs again; an error names "
     "the worker and the line; close() ends the processes",
     "CentralStorageStrategy": "variables lie on the host if no parameter_device is given",

@@ -26,6 +26,7 @@ MODERN: dict[str, str] = {
     "distribute.experimental.coordinator": _COORDINATOR,
     "distribute.experimental.partitioners": "FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner",
     "distribute.experimental.rpc": "Client Server",
+    "train": "Server",
     "tpu": "CrossShardOptimizer PaddingSpec XLAOptions batch_parallel bfloat16_scope core cross_replica_sum "
     "initialize_system outside_compilation replicate rewrite shard shutdown_system",
     "tpu.experimental": "AdagradParameters AdamParameters DeviceAssignment DeviceOrderMode FtrlParameters "

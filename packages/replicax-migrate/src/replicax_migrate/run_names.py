@@ -11,8 +11,9 @@ import collections
 RUNS: dict[str, str] = {
     "train": "Checkpoint CheckpointManager CheckpointOptions CheckpointSaverHook ClusterSpec LoggingTensorHook "
     "MonitoredSession MonitoredTrainingSession NanTensorHook ProfilerHook Saver Scaffold SessionRunHook "
-    "SingularMonitoredSession StepCounterHook StopAtStepHook SummarySaverHook Supervisor checkpoint_exists "
-    "checkpoints_iterator get_checkpoint_state latest_checkpoint list_variables load_checkpoint load_variable",
+    "SingularMonitoredSession StepCounterHook StopAtStepHook SummarySaverHook Supervisor SyncReplicasOptimizer "
+    "checkpoint_exists checkpoints_iterator get_checkpoint_state latest_checkpoint list_variables load_checkpoint "
+    "load_variable replica_device_setter",
     "keras.callbacks": "BackupAndRestore CSVLogger Callback EarlyStopping History LambdaCallback LearningRateScheduler "
     "ModelCheckpoint ProgbarLogger ReduceLROnPlateau TensorBoard TerminateOnNaN",
     "keras.callbacks.experimental": "BackupAndRestore",
@@ -73,6 +74,7 @@ TODAY_OF_RUNS: dict[str, str] = {
     "StopAtStepHook": "the argument steps of replicax.train",
     "SummarySaverHook": _FOLDER,
     "Supervisor": _TRAINED,
+    "SyncReplicasOptimizer": "replicax.Optimizer, under ParameterServerStrategy(mode='sync') or MirroredStrategy",
     "TensorBoard": f"{_FOLDER}, or a replicax.TensorBoardLog",
     "TerminateOnNaN": "replicax.train(…, stop_at_nan=True)",
     "TrainSpec": "replicax.train(step, dataset, steps)",
@@ -92,6 +94,7 @@ TODAY_OF_RUNS: dict[str, str] = {
     "load_model": "keras.models.load_model of Keras 3, on JAX",
     "load_variable": _READ,
     "merge_all": "nothing to do: replicax.train logs everything a step returns",
+    "replica_device_setter": "nothing to do: replicax.ParameterServerStrategy places variables on the servers",
     "scalar": _SUMMARY,
     "set_global_policy": _CASTS,
     "set_policy": _CASTS,
@@ -111,7 +114,8 @@ DIFFERENCES_OF_RUNS: dict[str, str] = {
     "CheckpointManager": "all workers call it, and it detects whether they share a disk; it skips a damaged or "
     "unfinished checkpoint, and logs why",
     "EarlyStopping": "uses what evaluate= returns; it does not restore weights: the manager's best= keeps them",
-    "ModelCheckpoint": "saves everything, not only the weights, in the background",
+    "ModelCheckpoint": "saves everything, not only the weights, in the background; in fit the name of the file ends in "
+    ".keras or .weights.h5",
     "Model": _KERAS,
     "MonitoredTrainingSession": "no session, and no chief to wait for: all workers run the same program",
     "Sequential": _KERAS,
@@ -168,10 +172,20 @@ _MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false, in the environment"
 _COMPILED = "nothing to do: strategy.run compiles the step with XLA"
 _TRACE = "jax.profiler.trace(folder), or replicax.train(…, profile=(first, last))"
 
+_METRICS = ("keras.metrics", "metrics")
 _LOSSES = (
     "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CosineSimilarity "
     "Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError "
     "MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy SquaredHinge"
+)
+_FUNCTIONS = (
+    "binary_crossentropy categorical_crossentropy cosine_similarity hinge huber kl_divergence log_cosh "
+    "mean_absolute_error mean_squared_error poisson sparse_categorical_crossentropy"
+)
+_OLD_LOSSES = "absolute_difference huber_loss sigmoid_cross_entropy softmax_cross_entropy sparse_softmax_cross_entropy"
+_OLD_OPTIMIZERS = (
+    "AdadeltaOptimizer AdagradOptimizer AdamOptimizer FtrlOptimizer GradientDescentOptimizer MomentumOptimizer "
+    "RMSPropOptimizer"
 )
 _OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lion Nadam RMSprop SGD"
 _SCHEDULES = (
@@ -184,8 +198,14 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
         "replicax.value_and_grad(loss_fn, variables), in the step",
         "loss_fn takes the place of the with block; a train_step of a keras.Model is that of Keras 3 on JAX, without a "
         "tape",
-        {"": "GradientTape"},
+        {"": "GradientTape gradients"},
     ),
+    (
+        "nothing to do: calls run immediately, in their order",
+        None,
+        {"": "InteractiveSession Session control_dependencies global_variables_initializer"},
+    ),
+    ("nothing to do: the strategy chooses the devices of variables and steps", None, {"": "device"}),
     (
         _COMPILED,
         "leave the decorator out; a loop over steps inside is strategy.run_steps(step, iterator, steps)",
@@ -193,7 +213,7 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
     ),
     (
         "replicax.Variable(initial_value), in strategy.scope()",
-        "aggregation= and synchronization= are the same; reading one gives an array",
+        "aggregation= and synchronization= are the same; reading one gives an array; value is no method",
         {"": "Variable"},
     ),
     ("jax.debug.print('{}', value)", None, {"": "print"}),
@@ -209,14 +229,29 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
     ("the same, of Keras 3", None, {"keras.utils": "set_random_seed"}),
     (
         f"{_OWN} replicax.Optimizer, of an Optax transformation",
+        "Keras 3 has no keras.optimizers.legacy; count iterations in a replicax.Variable of your own",
+        dict.fromkeys(
+            ("keras.optimizers", "keras.optimizers.legacy", "keras.optimizers.experimental", "optimizers"), _OPTIMIZERS
+        ),
+    ),
+    (
+        "replicax.Optimizer, of an Optax transformation",
+        "minimize is replicax.value_and_grad(loss_fn, variables), and optimizer.apply_gradients",
+        {"train": _OLD_OPTIMIZERS},
+    ),
+    (
+        "replicax.Variable(0), which the step counts up",
         None,
-        dict.fromkeys(("keras.optimizers", "keras.optimizers.legacy", "keras.optimizers.experimental"), _OPTIMIZERS),
+        {"train": "create_global_step get_global_step get_or_create_global_step"},
     ),
     (_RATES, None, dict.fromkeys(("keras.optimizers.schedules", "optimizers.schedules"), _SCHEDULES)),
     (
         f"{_OWN} the same of Optax, one number for each example",
         "for replicax.compute_average_loss, or a replicax.Mean",
-        dict.fromkeys(("keras.losses", "losses", "keras.metrics"), _LOSSES),
+        {
+            **dict.fromkeys(("keras.losses", "keras.metrics", "metrics"), f"{_LOSSES} {_FUNCTIONS}"),
+            "losses": f"{_LOSSES} {_FUNCTIONS} {_OLD_LOSSES}",
+        },
     ),
     (
         "leave it out: losses of Optax are one for each example",
@@ -226,16 +261,21 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
     (
         f"{_OWN} replicax.Accuracy",
         "update and reset instead of update_state and reset_state",
-        {"keras.metrics": "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy"},
+        dict.fromkeys(_METRICS, "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy"),
     ),
-    (f"{_OWN} replicax.Mean", "update and reset instead of update_state and reset_state", {"keras.metrics": "Mean"}),
+    (
+        f"{_OWN} replicax.Mean",
+        "update and reset instead of update_state and reset_state",
+        dict.fromkeys(_METRICS, "Mean"),
+    ),
     (
         f"{_OWN} a metric of your own, of variables that are summed",
         None,
-        {
-            "keras.metrics": "AUC F1Score MeanIoU Metric Precision Recall RootMeanSquaredError "
-            "SparseTopKCategoricalAccuracy Sum TopKCategoricalAccuracy"
-        },
+        dict.fromkeys(
+            _METRICS,
+            "AUC F1Score MeanIoU Metric Precision Recall RootMeanSquaredError SparseTopKCategoricalAccuracy Sum "
+            "TopKCategoricalAccuracy",
+        ),
     ),
     (
         "keras.layers.BatchNormalization(synchronized=True) of Keras 3",
@@ -275,11 +315,8 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
         None,
         {"debugging": "check_numerics enable_check_numerics"},
     ),
-    (
-        "replicax.models.export, or model.export of Keras 3",
-        None,
-        {"saved_model": "save"},
-    ),
+    ("replicax.models.export, or model.export of Keras 3", None, {"saved_model": "save"}),
+    ("jax.export.deserialize, of what replicax.models.export wrote", None, {"saved_model": "load"}),
     (_TRACE, None, {"profiler.experimental": "Profile Trace start stop", "summary": "trace_export trace_on"}),
 ]
 
