@@ -279,15 +279,13 @@ def default_strategy() -> Strategy:
 
 def _innermost() -> _Frame | None:
     """The frame of the innermost scope or step, or of ``set_strategy``; ``None`` outside of all."""
-    frames = _frames.get()
-    if frames:
+    if frames := _frames.get():
         return frames[-1]
     return None if _base.frame is None or _base.frame.replica is not None else _base.frame
 
 
 def _current() -> _Frame:
-    frames = _frames.get()
-    if frames:
+    if frames := _frames.get():
         return frames[-1]
     if _base.frame is None:
         replicas = default_strategy().extended.replicas
@@ -434,6 +432,13 @@ def get_replica_context() -> ReplicaContext | None:
     1
     """
     return _current().replica
+
+
+def current_replica() -> ReplicaContext:
+    """The current :class:`ReplicaContext`, for code that runs in replica context only."""
+    replica = get_replica_context()
+    assert replica is not None
+    return replica
 
 
 def is_in_replica(replicas: Replicas) -> bool:

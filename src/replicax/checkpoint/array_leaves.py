@@ -23,7 +23,6 @@ from replicax.checkpoint.device_blocks import (
     Read,
     assembled,
     device_blocks,
-    is_here,
     is_large,
     parts_of,
 )
@@ -38,6 +37,7 @@ from replicax.checkpoint.storage.blocks import (
 from replicax.checkpoint.storage.index import ArrayKind
 from replicax.devices.arrays import compute, put
 from replicax.devices.host_values import is_key
+from replicax.devices.mesh import is_here
 from replicax.variables import Aggregation, Variable
 from replicax.variables.layout import Split
 from replicax.variables.lost_arrays import LostArray

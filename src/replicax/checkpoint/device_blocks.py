@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.checkpoint.storage.blocks import Block, block_at, inside, pieces_of, shape_of, size_of
+from replicax.devices.mesh import is_here
 
 HostArray = np.ndarray[Any, Any]
 Read = Callable[[Block], HostArray]
@@ -69,11 +70,6 @@ def _local_devices(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, int]
     """This worker's devices of an array of ``shape``, in the order of its shards."""
     devices: Iterable[Any] = sharding.devices_indices_map(shape)
     return {device: position for position, device in enumerate(filter(is_here, devices))}
-
-
-def is_here(device: jax.Device) -> bool:
-    """Return whether a device is one of this worker's."""
-    return bool(device.process_index == jax.process_index())
 
 
 def is_large(block: Block, dtype: Any) -> bool:

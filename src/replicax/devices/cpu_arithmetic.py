@@ -11,7 +11,7 @@ import os
 import platform
 
 from replicax import _jax
-from replicax.system.environment import chosen_threads
+from replicax.system.environment import threads_for
 
 FLAG = "--xla_cpu_max_isa=AVX"
 """For the compiler, in ``XLA_FLAGS``: avoid the instructions that round once. No option of a single program does that,
@@ -30,16 +30,6 @@ def fix_arithmetic(replicas: int | None) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {FLAG}".strip()
     if type(replicas) is int and replicas >= max(1, _jax.setting("jax_num_cpu_devices")):
         os.environ["NPROC"] = str(threads_for(replicas))
-
-
-def thread_limit() -> int:
-    """The number of XLA's threads: the variable ``NPROC``, or one for each core."""
-    return chosen_threads(os.environ) or os.cpu_count() or 1
-
-
-def threads_for(replicas: int) -> int:
-    """The number of XLA's threads that a process needs for so many communicating replicas, on a device each."""
-    return 2 * replicas
 
 
 def is_x86() -> bool:

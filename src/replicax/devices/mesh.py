@@ -52,6 +52,11 @@ def per_replica_sharding(mesh: Mesh) -> NamedSharding:
 _hosts_of_slice: dict[str, int] = {}
 
 
+def is_here(device: jax.Device) -> bool:
+    """Return whether a device is one of this worker's."""
+    return bool(device.process_index == jax.process_index())
+
+
 def axis_sizes(mesh: Mesh) -> dict[str, int]:
     """How many devices lie along each axis, by its name."""
     return {str(name): int(size) for name, size in mesh.shape.items()}

@@ -11,7 +11,9 @@ import numpy as np
 
 from replicax import _jax
 from replicax.argument_checks import as_integer, checked_integer
-from replicax.devices.cpu_arithmetic import fix_arithmetic, thread_limit, threads_for
+from replicax.devices.cpu_arithmetic import fix_arithmetic
+from replicax.devices.mesh import is_here
+from replicax.system.environment import thread_limit, threads_for
 
 _NAME = re.compile(r"/?(?P<owner>(?:\w+:\w+/)*)(?:device:)?(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?")
 
@@ -128,7 +130,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
         _check_owner(match["owner"] or "", device)
         platform, index = match["platform"].lower(), int(match["index"] or 0)
         try:
-            available = [d for d in jax.devices(platform) if d.process_index == jax.process_index()]
+            available = list(filter(is_here, jax.devices(platform)))
         except RuntimeError:
             hint = f"JAX finds no {platform}: run `replicax doctor` to see why"
         else:

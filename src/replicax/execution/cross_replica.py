@@ -255,9 +255,7 @@ def _by_form(
     if forms <= {Stacked, Ragged} and not context.in_step():
 
         def step(values: list[Any]) -> Any:
-            replica = context.get_replica_context()
-            assert replica is not None
-            return replica.merge_call(again, args=(values,))
+            return context.current_replica().merge_call(again, args=(values,))
 
         return run_compiled(programs, step, (values,))
     if Local in forms or context.in_step():

@@ -8,8 +8,9 @@ import platform
 import jax
 import numpy as np
 
-from replicax.devices.cpu_arithmetic import FLAG, is_x86, thread_limit, threads_for
+from replicax.devices.cpu_arithmetic import FLAG, is_x86
 from replicax.errors import ReproducibilityWarning, warn
+from replicax.system.environment import thread_limit, threads_for
 
 
 def warn_unless_fixed(device: jax.Device, replicas: int) -> None:

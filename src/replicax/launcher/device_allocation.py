@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicax.launcher import LaunchError
-from replicax.system.environment import chosen_threads
+from replicax.system.environment import chosen_threads, threads_for
 
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _GPU = "CUDA_VISIBLE_DEVICES"
@@ -41,8 +41,7 @@ class DeviceAllocation:
         else:
             if self.emulated is not None:
                 variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.emulated)}
-            # Replicas wait for each other in XLA's threads: with fewer than two a device they wait for ever.
-            least = 2 * (self.emulated or 1)
+            least = threads_for(self.emulated or 1)
             if running > 1 or least > threads:
                 variables["NPROC"] = str(max(least, chosen_threads(environment) or threads))
         if running > 1 and "OMP_NUM_THREADS" not in environment:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import ipaddress
 import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from replicax.launcher import LaunchError
-from replicax.system.addresses import ip_of, join_address
+from replicax.system.addresses import ip_of, is_loopback, join_address
 
 LOOPBACK = "127.0.0.1"
 _LOWEST = 20000  # below are those of well-known services
@@ -66,7 +65,7 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
     Raises:
       LaunchError: the port is taken, or the others could not reach the chief.
     """
-    if bind is None and _is_loopback(hosts[0]):
+    if bind is None and _resolves_to_loopback(hosts[0]):
         cant = "this host can't reach the chief there" if node else f"the other {len(hosts) - 1} host(s) can't reach it"
         raise LaunchError(
             f"{hosts[0]} is a loopback address here, and {cant}: put the first machine's address in the network first "
@@ -141,8 +140,8 @@ def _socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
-def _is_loopback(host: str) -> bool:
+def _resolves_to_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+        return is_loopback(socket.gethostbyname(host))
     except (OSError, ValueError):
         return False

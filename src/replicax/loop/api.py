@@ -14,11 +14,13 @@ from replicax.collectives import ReduceOp
 from replicax.data import DistributedDataset, DistributedIterator
 from replicax.execution.run import check_call
 from replicax.loop.callbacks import Callback, EarlyStopping, restoring_callback
+from replicax.loop.logs.speed import Speed
 from replicax.loop.step_metrics import Combination
 from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
+from replicax.loop.wrapped_steps.accumulation import accumulated
 from replicax.loop.wrapped_steps.precision import DTYPES, Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
@@ -151,9 +153,11 @@ def train(
     callbacks = _checked_callbacks(callbacks, evaluate)
     strategy = _strategy_of(dataset, strategy)
     check_call(strategy.extended.replicas, step, (), method="replicax.train")
+    combination = Combination(reduce)
+    parts = checked_integer(accumulate, "replicax.train: accumulate")
     loop = TrainingLoop(
         strategy=strategy,
-        fn=step,
+        fn=accumulated(step, parts, mean=combination.means),
         dataset=dataset,
         steps=steps,
         wall=wall,
@@ -164,16 +168,14 @@ def train(
         evaluate=evaluate,
         evaluate_every=evaluate_every,
         metrics=_metrics_by_name(metrics),
-        combination=Combination(reduce),
+        combination=combination,
         callbacks=callbacks,
         stop_at_nan=stop_at_nan,
         stop_file=file,
         profile=_checked_profile(profile),
         steps_per_call=steps_per_call,
-        precision=_checked_precision(precision),
-        accumulate=checked_integer(accumulate, "replicax.train: accumulate"),
-        tokens_per_example=tokens_per_example,
-        plan=plan,
+        precision=_precision_of(precision, strategy),
+        speed=Speed(strategy, tokens_per_example, plan),
         progress=progress,
     )
     return loop.run()
@@ -225,8 +227,11 @@ def _manager_of(checkpoints: Any, step: Callable[..., Any], best: EarlyStopping 
     return CheckpointManager(Checkpoint(**objects), checkpoints, every_seconds=SAVED_EVERY, best=wanted)
 
 
-def _checked_precision(precision: Any) -> Any:
-    if precision is None or isinstance(precision, Precision) or (isinstance(precision, str) and precision in DTYPES):
+def _precision_of(precision: Any, strategy: Strategy) -> Precision | None:
+    if isinstance(precision, str) and precision in DTYPES:
+        with strategy.scope():
+            return Precision(precision)
+    if precision is None or isinstance(precision, Precision):
         return precision
     raise ValueError(
         "replicax.train(precision=…) takes 'bf16', 'fp16' or a replicax.loop.Precision; None computes in the dtypes "

@@ -19,6 +19,7 @@ from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import is_leaf, registered
 from replicax.strategy import Strategy
+from replicax.training.step_hooks import using
 from replicax.user_functions import checked_result
 from replicax.values import PerReplica
 from replicax.variables.variable import Variable
@@ -49,11 +50,8 @@ class NumberedStep(Step):
     def __call__(self, element: Any) -> Any:
         self._traces[0] += 1
         outcome: list[Any] = []
-        token = step_outcome.set(outcome)
-        try:
+        with using(step_outcome, outcome):
             returned = self.fn(element)
-        finally:
-            step_outcome.reset(token)
         checked_result(returned, self.fn, "replicax.train")
         numbers = named_numbers(returned, self.__name__)
         hidden = {DONE: jnp.int32(0)}
@@ -280,14 +278,12 @@ class FiniteWatch:
 
         A step that takes no effect, as ``outcome`` says, does not count.
         """
-        replica = context.get_replica_context()
-        assert replica is not None
         bad = jnp.zeros((), jnp.bool_)
         for value in numbers.values():
             if jnp.issubdtype(value.dtype, jnp.inexact):
                 bad = bad | jnp.logical_not(jnp.isfinite(value))
         steps, first = self._steps.value + 1, self._first.value
-        any_bad = replica.all_reduce("sum", bad.astype(jnp.int32)) > 0
+        any_bad = context.current_replica().all_reduce("sum", bad.astype(jnp.int32)) > 0
         for took_effect in outcome:
             any_bad = any_bad & took_effect
         first = jnp.where((first == 0) & any_bad, steps, first)

@@ -32,9 +32,8 @@ from replicax.loop.steps_per_call import StepsPerCall
 from replicax.loop.stop_requests import INTERRUPTED, PREEMPTED, SIGNALS, RunStops, StopRequests
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime
-from replicax.loop.wrapped_steps.accumulation import AccumulatedStep, accumulated
+from replicax.loop.wrapped_steps.accumulation import AccumulatedStep
 from replicax.loop.wrapped_steps.precision import Precision
-from replicax.planning.report import Plan
 from replicax.strategy import Strategy
 from replicax.system.exit_codes import EXIT_PREEMPTED
 from replicax.system.folders import make_folder
@@ -72,10 +71,8 @@ class TrainingLoop:
         stop_file: pathlib.Path | None,
         profile: tuple[int, int] | None,
         steps_per_call: int | None,
-        precision: str | Precision | None,
-        accumulate: int,
-        tokens_per_example: int | None,
-        plan: Plan | None,
+        precision: Precision | None,
+        speed: Speed,
         progress: bool | float,
     ) -> None:
         replicas = strategy.extended.replicas
@@ -92,14 +89,12 @@ class TrainingLoop:
             dataset = strategy.distribute_dataset(dataset)
         self._input = EndlessInput(dataset, replicas, wall, self._requests, checkpoints is not None)
         watched = strategy.extended.variables if has_found_objects else ()
-        with strategy.scope():
-            self._precision = Precision(precision) if isinstance(precision, str) else precision
+        self._precision, self._speed = precision, speed
         self._run = TrainingRun(strategy, steps, wall, self._requests.request)
-        self._saves = SavedRuns(checkpoints, self._run, self._input, metrics, callbacks, self._precision, watched)
+        self._saves = SavedRuns(checkpoints, self._run, self._input, metrics, callbacks, precision, watched)
         lines = LINES if isinstance(progress, bool) else float(progress)
         self._show = Progress(lines=lines) if progress and self._run.is_chief else None
-        self._speed = Speed(strategy, tokens_per_example, plan)
-        reserved = [*self._speed.names, *(["loss_scale"] if self._precision and self._precision.variables else ())]
+        reserved = [*speed.names, *(["loss_scale"] if precision and precision.variables else ())]
         self._taken = dict.fromkeys(reserved, "replicax.train logs one of its own by that name")
         check_names(metrics, "replicax.train(metrics=…) got", self._taken)
         self._taken |= dict.fromkeys(metrics, "a metric of the run has that name")
@@ -116,8 +111,8 @@ class TrainingLoop:
             steps_per_call, [period for period in periods if period], replicas.lockstep, time.perf_counter
         )
         self._finite = FiniteWatch.of(strategy) if stop_at_nan else None
-        self._accumulated = fn = accumulated(fn, accumulate, mean=combination.means)
-        self._step = NumberedStep(fn if self._precision is None else self._precision(fn), self._finite)
+        self._fn = fn
+        self._step = NumberedStep(fn if precision is None else precision(fn), self._finite)
         self._lengths: set[int] = set()
         self._outputs: dict[str, Any] = {}
         self._pending: Pending | None = None
@@ -256,8 +251,8 @@ class TrainingLoop:
             check_names(ctx.last_step_outputs, f"{self._step.__name__} returned", self._taken)
             self._combination.check(ctx.last_step_outputs)
             self._combination.check_scales(ctx.last_step_outputs)
-            if isinstance(self._accumulated, AccumulatedStep):
-                self._accumulated.check_padding()
+            if isinstance(self._fn, AccumulatedStep):
+                self._fn.check_padding()
             if self._speed.peak is not None:
                 self._count_flops()
         self._outputs = ctx.last_step_outputs

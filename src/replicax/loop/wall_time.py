@@ -41,8 +41,8 @@ class WallTime:
     >>> wall.switch("input"), wall.switch("steps")
     ('start', 'input')
     >>> wall.stop()
-    >>> {kind: seconds for kind, seconds in wall.seconds.items() if seconds}, wall.total
-    ({'start': 2.0, 'input': 0.5, 'steps': 3.5}, 6.0)
+    >>> {kind: seconds for kind, seconds in wall.seconds.items() if seconds}
+    {'start': 2.0, 'input': 0.5, 'steps': 3.5}
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, began: float | None = None) -> None:
@@ -91,11 +91,6 @@ class WallTime:
         """Return the seconds spent on each kind of work, until now."""
         self.switch(self._kind)
         return dict(self._seconds)
-
-    @property
-    def total(self) -> float:
-        """The wall time until now, in seconds: the sum of all kinds."""
-        return sum(self.seconds.values())
 
     @property
     def training(self) -> float:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from replicax import context
+from replicax.context import current_replica
 from replicax.devices.mesh import REPLICA_AXIS
 from replicax.locality import M
 from replicax.models.nnx_errors import ITS_OWN, structural
@@ -41,7 +41,7 @@ class NNXStep:
         self._graphdef = graphdef
         self._names = names
         self._has_rows = has_rows
-        self._replica = _replica()
+        self._replica = current_replica()
         leaves = nnx.graphlib.flatten(self.objects, graph=True)[1]
         self._given = [value_of(leaf) for _, leaf in leaves]
         self._undo = [_adapt(node) for node in nodes_in(self.objects)]
@@ -82,14 +82,10 @@ class NNXStep:
         return [(variable, mean) for (variable, _), mean in zip(statistics, means, strict=True)]
 
 
-def _replica() -> Any:
-    replica = context.get_replica_context()
-    assert replica is not None
-    return replica
-
-
 def _several() -> bool:
-    return bool(_replica()._replicas.num_replicas > 1)  # not via the context, which records that the user's step asks
+    return bool(
+        current_replica()._replicas.num_replicas > 1
+    )  # not via the context, which records that the user's step asks
 
 
 def value_of(leaf: Any) -> Any:
@@ -162,7 +158,7 @@ def _own_stream(kind: Any) -> Any:
     """A class of streams of ``kind`` that draw different numbers on each replica; their stored state is the same."""
 
     def call(self: Any) -> Any:
-        return _replica().random_key(kind.__call__(self))
+        return current_replica().random_key(kind.__call__(self))
 
     return type(kind.__name__, (kind,), {"__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__})
 
@@ -179,7 +175,7 @@ class _RaggedNorm(nnx.BatchNorm):
     """
 
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
-        replica, rows = _replica(), len(x)
+        replica, rows = current_replica(), len(x)
         if self.use_running_average if use_running_average is None else use_running_average:
             return super().__call__(x, use_running_average, mask=mask)
         if self.axis_name != REPLICA_AXIS:
@@ -224,7 +220,7 @@ def _summing(tx: Any) -> Any:
     def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
         shares = {name: value for name, value in extra.items() if name in SHARES}
         own, tree = jax.tree_util.tree_flatten((gradients, shares))
-        gradients, shares = jax.tree_util.tree_unflatten(tree, _replica()._sum_unless_reduced(own))
+        gradients, shares = jax.tree_util.tree_unflatten(tree, current_replica()._sum_unless_reduced(own))
         tree = jax.tree_util.tree_structure(parameters)
         functions = {name: of_parameters(fn, name, (), tree, True) for name, fn in extra.items() if callable(fn)}
         return tx.update(gradients, state, parameters, **{**extra, **shares, **functions})
@@ -259,7 +255,7 @@ class _Unpadded(nnx.metrics.Average):
     """Comes before ``nnx.metrics.Average`` among the base classes of a metric, and leaves padding out."""
 
     def update(self, mask: Any = None, **values: Any) -> None:
-        padding: Any = _replica().example_mask
+        padding: Any = current_replica().example_mask
         if padding is not None:
             counted: Any = values.get(self.argname)
             rows = padding.shape[0]
@@ -285,7 +281,7 @@ def _common_metric(kind: Any) -> Any:
             values = {name: value for name, value in values.items() if name in names_taken(self)}
         labels = [*(f"argument {i}" for i in range(len(args))), *values]
         arguments = [_whole_of_share(label, x) for label, x in zip(labels, [*args, *values.values()], strict=True)]
-        is_alone = not _several() and _replica().example_mask is None
+        is_alone = not _several() and current_replica().example_mask is None
         has_batch = not is_alone and any(map(_is_batch, arguments))
         if has_batch and not is_sum:
             arguments = _of_all(kind, arguments)
@@ -324,7 +320,7 @@ def _whole_of_share(name: str, value: Any) -> Any:
     if not isinstance(value, jax.Array) or value.ndim or not _several():
         return value
     [value] = current_store().expect([value], frozenset({M}), _NO_SHARE.format(name))
-    return _replica()._sum_unless_reduced(value)
+    return current_replica()._sum_unless_reduced(value)
 
 
 _NO_SHARE = (
@@ -342,7 +338,7 @@ def _own_sums(metric: Any) -> Iterator[None]:
     for cell, value in zip(state, before, strict=True):
         cell.set_raw_value(jnp.zeros_like(value))
     yield
-    if not vars(metric).pop("_is_unpadded", False) and _replica().example_mask is not None:
+    if not vars(metric).pop("_is_unpadded", False) and current_replica().example_mask is not None:
         raise ValueError(
             f"{type(metric).__name__}.update: the batch is padded, and nnx.metrics.Average leaves padding out in its "
             "update: call super().update(…), with a value for each example, or use drop_remainder"
@@ -355,13 +351,13 @@ def _own_sums(metric: Any) -> Iterator[None]:
 
 def add_sums(metric: Any, own: Sequence[Any]) -> None:
     """Add the sums of all replicas, of which ``own`` are this one's, to a metric that consists of sums."""
-    for cell, more in zip(own_state(metric), _replica().all_reduce("sum", own), strict=True):
+    for cell, more in zip(own_state(metric), current_replica().all_reduce("sum", own), strict=True):
         cell.set_raw_value(cell.get_raw_value() + more)
 
 
 def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
     """The values of all replicas, for any other metric."""
-    examples = _replica()._communicator.examples
+    examples = current_replica()._communicator.examples
     if examples is not None:
         where, without = "the batch is padded", "drop_remainder"
         if examples.parts > 1:
@@ -370,4 +366,4 @@ def _of_all(kind: Any, given: Sequence[Any]) -> list[Any]:
             f"{kind.__name__}.update: {where}, and only metrics that are sums (nnx.metrics.Average and its subclasses) "
             f"can leave padding out: use one of these, or {without}"
         )
-    return [_replica().all_gather(value, axis=0) if _is_batch(value) else value for value in given]
+    return [current_replica().all_gather(value, axis=0) if _is_batch(value) else value for value in given]

@@ -28,6 +28,7 @@ from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.work_report import WorkReport
 from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
 from replicax.strategy import Strategy
+from replicax.system.environment import threads_for
 from replicax.training.optimizer import Optimizer
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, function_name
 from replicax.variables.variable import Variable
@@ -161,7 +162,7 @@ class ClusterCoordinator:
         Raises:
           WorkerError: as :meth:`RemoteValue.fetch`.
         """
-        return jax.tree_util.tree_map(lambda v: v.fetch() if _is_remote(v) else v, values, is_leaf=_is_remote)
+        return jax.tree_util.tree_map(lambda v: v.fetch() if isinstance(v, RemoteValue) else v, values)
 
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """Have each worker make a dataset.
@@ -217,10 +218,6 @@ class ClusterCoordinator:
     def __repr__(self) -> str:
         state = "" if self._finalizer.alive else ", closed"
         return f"ClusterCoordinator({self.strategy!r}{state})"
-
-
-def _is_remote(value: Any) -> bool:
-    return isinstance(value, RemoteValue)
 
 
 _make_actors: Callable[[], Actors] = Actors
@@ -337,5 +334,5 @@ def _worker_environment(devices: int) -> dict[str, str]:
         env["JAX_PLATFORMS"] = platforms
     if devices > 1 and platforms == "cpu":
         env["JAX_NUM_CPU_DEVICES"] = str(devices)
-        env["NPROC"] = str(max(2 * devices, os.cpu_count() or 1))
+        env["NPROC"] = str(max(threads_for(devices), os.cpu_count() or 1))
     return env

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from replicax import context
+from replicax.devices.mesh import is_here
 from replicax.errors import shortened
 from replicax.extended import SharingOptions, StrategyExtended
 from replicax.strategies.multi_process import check_workers_agree
@@ -169,5 +170,5 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **sharing: Unpa
             f"the device assignment has devices of {len(driving)} processes, {driving}, but {jax.process_count()} run "
             "this program, and each must drive some: assign cores of every host"
         )
-    mine = np.array([d for d in devices.flat if d.process_index == jax.process_index()], dtype=object)
+    mine = np.array(list(filter(is_here, devices.flat)), dtype=object)
     return check_workers_agree(mine.reshape(-1, 1), **sharing)[0]

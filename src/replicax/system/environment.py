@@ -34,6 +34,19 @@ def chosen_threads(environment: Mapping[str, str]) -> int | None:
         return None
 
 
+def thread_limit(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of XLA's threads: the variable ``NPROC``, or one for each core."""
+    return chosen_threads(environment) or os.cpu_count() or 1
+
+
+def threads_for(devices: int) -> int:
+    """The number of XLA's threads that a process needs for so many CPU devices.
+
+    Replicas wait for each other in these threads: with fewer than two a device they wait for ever.
+    """
+    return 2 * devices
+
+
 def memory_fraction(environment: Mapping[str, str]) -> float:
     """The fraction that JAX takes; the default if the environment has none, or no number above 0.
 

@@ -49,10 +49,10 @@ update_hook: contextvars.ContextVar[UpdateHook | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def using(hook: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
-    """Set one of the hooks while a step runs."""
-    token = hook.set(value)
+def using(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set a context variable, such as one of the hooks, for a while."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        hook.reset(token)
+        variable.reset(token)

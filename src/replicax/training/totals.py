@@ -96,9 +96,7 @@ def _common(values: Sequence[Any]) -> list[Any]:
 
 def all_reduced_sum(values: Any) -> Any:
     """The sums of a pytree's arrays over the replicas; called inside a step."""
-    replica = context.get_replica_context()
-    assert replica is not None
-    return replica.all_reduce("sum", values)
+    return context.current_replica().all_reduce("sum", values)
 
 
 def _same(values: Sequence[Any], what: str) -> list[Any]:

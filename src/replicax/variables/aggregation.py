@@ -67,8 +67,7 @@ def parse_synchronization(value: Synchronization | str) -> Synchronization:
 
 def combined(value: Any, aggregation: Aggregation) -> Any:
     """One value from the arrays, or rows, of all replicas; inside a step, where a read from across runs it, too."""
-    replica = context.get_replica_context()
-    assert replica is not None
+    replica = context.current_replica()
     if aggregation is Aggregation.ONLY_FIRST_REPLICA:
         return jax.tree_util.tree_map(replica._communicator.from_first, value)
     return replica.all_reduce(aggregation.value, value)

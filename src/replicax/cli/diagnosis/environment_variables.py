@@ -9,7 +9,7 @@ from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
 from replicax.errors import shortened
-from replicax.system.environment import FRACTION_VARIABLES, chosen_threads, fraction_in
+from replicax.system.environment import FRACTION_VARIABLES, chosen_threads, fraction_in, thread_limit, threads_for
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG", "XLA_FLAGS")
 _PREFIXES = ("JAX_", "NCCL_", "ROCR_", "TPU_", "XLA_CLIENT_", "XLA_PYTHON_CLIENT_")
@@ -53,7 +53,7 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
     if visible is not None and has_nvidia_gpu() and visible.strip() in ("", "-1"):
         yield warning("environment", f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs", "unset it, or name some: 0,1")
     chosen = chosen_threads(environment)
-    made = chosen or os.cpu_count() or 1
+    made = thread_limit(environment)
     if environment.get("NPROC") and chosen is None:
         what = f"NPROC={environment['NPROC']} is no whole number: XLA ignores it, and takes {made} thread(s)"
         yield warning("environment", what, "set it to a number of threads, or unset it")
@@ -61,11 +61,11 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[Finding]:
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
     if forced:
         devices = int(forced[1])
-        if devices > 1 and made < 2 * devices:
+        if devices > 1 and made < threads_for(devices):
             yield wrong(
                 "environment",
                 f"XLA_FLAGS emulates {devices} devices with {made} thread(s): replicas that meet may wait for ever",
-                f"use replicax.use_cpu_devices({devices}) instead, or set NPROC={2 * devices}",
+                f"use replicax.use_cpu_devices({devices}) instead, or set NPROC={threads_for(devices)}",
                 devices=devices,
                 threads=made,
             )

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
-from replicax.system.environment import chosen_threads
+from replicax.system.environment import chosen_threads, thread_limit
 
 _GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -27,8 +27,7 @@ def _cores() -> Finding:
     quota, _, period = _read_text(_CGROUP / "cpu.max").partition(" ")  # the container's limit
     if quota.isdigit() and period.strip().isdigit():
         usable = min(usable, int(quota) / int(period))
-    chosen = chosen_threads(os.environ)
-    made = chosen or there
+    chosen, made = chosen_threads(os.environ), thread_limit()
     what = f"{usable:g} of {there} cores; XLA takes {made} threads"
     data = {"cores": usable, "cores_of_the_machine": there, "threads": made}
     if chosen is None and made > 2 * usable:

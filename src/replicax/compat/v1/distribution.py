@@ -450,9 +450,7 @@ def _same_arguments(method: str, **arguments: Any) -> tuple[Any, ...]:
 
 
 def _tower_id() -> Any:
-    replica = context.get_replica_context()
-    assert replica is not None
-    return replica.replica_id_in_sync_group
+    return context.current_replica().replica_id_in_sync_group
 
 
 # --- the current strategy or tower ----------------------------------------------------------------------

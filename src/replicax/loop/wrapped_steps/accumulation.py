@@ -94,8 +94,7 @@ class AccumulatedStep(Wrapper):
         self._rows = (1, 1)  # of the last batch that it was traced for: those of a replica, without and with padding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        replica = context.get_replica_context()
-        assert replica is not None
+        replica = context.current_replica()
         if replica._replicas.remote_variables is not None:
             raise ContextError(
                 f"{self.__name__} adds up the gradients of micro-batches, which steps on parameter servers can't: "

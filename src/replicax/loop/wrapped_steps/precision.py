@@ -199,8 +199,7 @@ class PreciseStep(Wrapper):
 
     def _finish(self, store: DerivedStore, use: _Use, cells: Sequence[tuple[Any, Any]]) -> None:
         """Let the step change its variables, unless a gradient of any replica has overflowed; then, the scale."""
-        replica, outer = context.get_replica_context(), store.outer
-        assert replica is not None
+        outer = store.outer
         scale, steps = self.precision._scale, self.precision._steps
         assert scale is not None
         assert steps is not None
@@ -210,7 +209,7 @@ class PreciseStep(Wrapper):
                 "be noticed: update by replicax.Optimizer, or pass the gradients through precision.unscale"
             )
         overflows = jnp.sum(jnp.stack(use.overflows).astype(jnp.int32))
-        is_good = replica.all_reduce("sum", overflows) == 0
+        is_good = context.current_replica().all_reduce("sum", overflows) == 0
         outcome = step_outcome.get()
         if outcome is not None:
             outcome.append(is_good)

@@ -138,8 +138,8 @@ class Feed:
         if copies > 1:
             parts = [batch for _ in self._replicas.local_replicas]
         else:
-            starts = list(itertools.accumulate(sizes, initial=0))
-            parts = [batch.part(starts[i], sizes[i]) for i in self._replicas.local_replicas]
+            cut = batch.cut(sizes)
+            parts = [cut[i] for i in self._replicas.local_replicas]
         return HostBatch(structure, parts, sizes)
 
 

@@ -37,14 +37,12 @@ class ReplicaStep:
     """One replica's step."""
 
     def __init__(self, batch: Batch) -> None:
-        replica = context.get_replica_context()
-        assert replica is not None
-        self.replica = replica
+        self.replica = context.current_replica()
         self.rows = batch.rows  # of all replicas
         self.own_rows = batch.own_rows
         self._sizes = batch.sizes
         self._copies = batch.copies
-        self.several = replica.num_replicas_in_sync > 1
+        self.several = self.replica.num_replicas_in_sync > 1
         self._inside: set[str] = set()
         # Whether a metric that sums over rows has summed those of all replicas; ``None`` while no metric sums.
         self.number_is_common: bool | None = None

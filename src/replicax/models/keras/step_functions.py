@@ -92,7 +92,7 @@ class StepFunction:
             programs = self._strategy.extended.programs
             result = run_steps(programs, self._steps, lambda *_: elements, count, None).last_step_outputs
         if self._method != "predict_step" and self._strategy.extended.replicas.num_replicas > 1:
-            result = jax.tree_util.tree_map(self._common, result, is_leaf=_is_per_replica)
+            result = jax.tree_util.tree_map(self._common, result)
         return result
 
     def _run(self, data: Any) -> Any:
@@ -121,7 +121,7 @@ class StepFunction:
             batch = self._feed.batch(data)
             own = self._strategy.run(self._fn, (batch,), options=self._options)
             joined = functools.partial(self._joined_rows, batch=batch)
-            outputs.append(jax.tree_util.tree_map(joined, own, is_leaf=_is_per_replica))
+            outputs.append(jax.tree_util.tree_map(joined, own))
         if len(outputs) == 1:
             return outputs[0]
         return jax.tree_util.tree_map(lambda *parts: jnp.concatenate(parts), *outputs)
@@ -191,10 +191,6 @@ class StepFunction:
         if not jnp.issubdtype(cell.variable.dtype, jnp.inexact):
             return False
         return id(cell.keras) in self._statistics or getattr(cell.keras, "aggregation", "none") == "mean"
-
-
-def _is_per_replica(value: Any) -> bool:
-    return isinstance(value, PerReplica)
 
 
 def _is_float(log: Any) -> bool:

@@ -19,9 +19,10 @@ from jax.sharding import SingleDeviceSharding
 
 from replicax.argument_checks import checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
-from replicax.checkpoint.device_blocks import LARGE, is_here
+from replicax.checkpoint.device_blocks import LARGE
 from replicax.checkpoint.matching import listed
 from replicax.checkpoint.storage.blocks import Block
+from replicax.devices.mesh import is_here
 from replicax.errors import CheckpointError
 from replicax.execution.tracing.stateful_arguments import updated
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
