@@ -58,33 +58,25 @@ def test_a_captured_batch_and_a_derivative_of_jax(pair: replicax.MirroredStrateg
         pair.run(step, args=(np.ones(3, np.float32),))
 
 
-def sampled(theta: Any, key: Any) -> Any:
-    noise = jax.random.normal(key, (8, 3))
-    scores = jax.vmap(lambda e: -jnp.sum((theta + e - 1) ** 2))(noise)
-    return theta + 0.1 * replicax.get_replica_context().all_reduce("mean", scores @ noise)
+def test_the_same_random_numbers_in_place_of_a_batch(pair: replicax.MirroredStrategy) -> None:
+    def step(theta: Any, key: Any) -> Any:
+        def loss(theta: Any) -> Any:
+            states, _ = jax.lax.scan(
+                lambda s, k: (s + jax.random.normal(k) * theta, None), 0.0, jax.random.split(key, 4)
+            )
+            return jnp.sum(states**2)
 
+        return theta - 0.1 * replicax.get_replica_context().all_reduce("mean", jax.grad(loss)(theta))
 
-def rolled_out(theta: Any, key: Any) -> Any:
-    def loss(theta: Any) -> Any:
-        states, _ = jax.lax.scan(lambda s, k: (s + jax.random.normal(k) * theta, None), 0.0, jax.random.split(key, 4))
-        return jnp.sum(states**2)
-
-    return theta - 0.1 * replicax.get_replica_context().all_reduce("mean", jax.grad(loss)(theta))
-
-
-@pytest.mark.parametrize(("step", "theta"), [(sampled, np.ones(3, np.float32)), (rolled_out, 1.0)])
-def test_the_same_random_numbers_in_place_of_a_batch(pair: replicax.MirroredStrategy, step: Any, theta: Any) -> None:
     with pytest.warns(replicax.errors.LocalityWarning, match=r"every replica computes all.*random_key\(key\)"):
-        pair.run(step, args=(theta, jax.random.key(0)))
-
-    def own(theta: Any, key: Any) -> Any:
-        return step(theta, replicax.get_replica_context().random_key(key))
-
-    pair.run(own, args=(theta, jax.random.key(0)))
+        pair.run(step, args=(1.0, jax.random.key(0)))
+    pair.run(lambda theta, key: step(theta, replicax.get_replica_context().random_key(key)), (1.0, jax.random.key(0)))
 
 
-def test_common_random_numbers_without_a_sum_are_not_told(pair: replicax.MirroredStrategy) -> None:
-    pair.run(lambda key: jax.random.normal(key, (3,)), args=(jax.random.key(0),))  # initial values
+def test_initial_values_that_a_step_draws_are_not_told(pair: replicax.MirroredStrategy) -> None:
+    with pair.scope():
+        v = replicax.Variable(np.zeros(3, np.float32), aggregation="mean")
+    pair.run(lambda key: v.assign(jax.random.normal(key, (3,))), args=(jax.random.key(0),))
 
 
 def noisy(x: Any) -> Any:

@@ -30,9 +30,10 @@ def check_step(programs: list[Program], names: Sequence[str], is_served: bool) -
     has_derivatives = False
     for program in programs:
         warn_of_common_draws(program)
-        has_derivatives |= program.has_derivatives
-        if not is_served:
-            warn_of_replicated_work(program, names)
+        if program.has_derivatives:
+            has_derivatives = True
+            if not is_served:
+                warn_of_replicated_work(program, names)
     has_shares = _jax.contains(programs[0].jaxpr, lambda equation: equation.primitive is share_p)
     if has_derivatives or has_shares or programs[0].returns_numbers or len(programs) > 1:
         from replicax.checks.loss_scale.mistakes import check_loss_scale  # not every program has a loss

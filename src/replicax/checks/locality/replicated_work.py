@@ -17,7 +17,7 @@ from replicax.locality import T
 
 
 def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
-    """Warn if replicas train on a batch that was not distributed, or combine results of the same random numbers."""
+    """Warn if replicas train on a batch that was not distributed, or on the same random numbers."""
     if any(locality is T for locality in program.input_localities) or _jax.contains(program.jaxpr, _makes_a_difference):
         return
     arrays = [
@@ -30,26 +30,25 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
         for array in program.constants
         if _may_be_a_batch(array, program.replicas)
     ]
-    trains_on = f" ({few(arrays)})" if program.has_derivatives and arrays else ""
-    draws = _jax.contains(program.jaxpr, _draws) and _jax.contains(program.jaxpr, replicas_meet)
-    if not trains_on and not draws:
-        return
-    does = "differentiates a loss of" if program.has_derivatives else "computes only with"
-    message = (
-        f"step {program.name!r} {does} values that are the same on all {program.replicas} replicas{trains_on}, "
-        "so every replica computes all of it."
-    )
-    if trains_on:
-        message += (
-            " If a batch is among them, give each replica its part: iterate over strategy.distribute_dataset(batches), "
+    hints = []
+    if arrays:
+        hints.append(
+            "If a batch is among them, give each replica its part: iterate over strategy.distribute_dataset(batches), "
             "or split one batch with next(iter(strategy.distribute_dataset([batch])))."
         )
-    if draws:
-        message += (
-            " If each replica should draw its own random numbers, as for environments or samples, draw them with its "
+    if _jax.contains(program.jaxpr, _draws):
+        hints.append(
+            "If each replica should draw its own random numbers, as for environments or samples, draw them with its "
             "key: replicax.get_replica_context().random_key(key)."
         )
-    warn_at(message, LocalityWarning, *users_place())
+    if hints:
+        values = f"values that are the same on all {program.replicas} replicas{f' ({few(arrays)})' if arrays else ''}"
+        warn_at(
+            f"step {program.name!r} differentiates a loss of {values}, so every replica computes all of it. "
+            + " ".join(hints),
+            LocalityWarning,
+            *users_place(),
+        )
 
 
 def _draws(equation: _jax.Equation) -> bool:
