@@ -57,6 +57,8 @@ def mapped(kind: str) -> Any:
     spec = jax.sharding.PartitionSpec("i")
     if kind == "device_put":
         return lambda x: jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    if kind == "constraint":
+        return lambda y: jax.lax.with_sharding_constraint(y, spec)
     if kind == "in_shardings":
         return jax.jit(lambda y: y + 1, in_shardings=jax.sharding.NamedSharding(mesh, spec))
     return jax.shard_map(lambda y: y + 1, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -92,7 +94,7 @@ RUNNING = [
             lambda w, kind=kind, rows=rows, executor=executor: w.s.run(
                 lambda x: mapped(kind)(x), (np.ones(rows, np.float32),), options=replicax.RunOptions(executor)
             ),
-            ValueError,
+            RuntimeError if kind == "constraint" else ValueError,  # JAX's own
             "maps over devices itself.*Call the mapped function directly, without pmap, shard_map",
         )
         for kind, rows, executor in [
@@ -103,6 +105,8 @@ RUNNING = [
             ("shard_map", 2, "per_replica"),
             ("device_put", 2, "compiled"),
             ("in_shardings", 2, "compiled"),
+            ("constraint", 2, "compiled"),
+            ("constraint", 2, "per_replica"),
         ]
     ],
     ("an async step", lambda w: inside(w, coroutine, w.x), TypeError, "coroutine is an async function"),

@@ -66,6 +66,28 @@ def test_a_model_trains_as_on_one_device(kind, replicas, place) -> None:
     assert (True in pieces) == (place is sharded and replicas > 1)
 
 
+@third_party
+def test_shardings_that_a_model_names_are_the_strategys_matter() -> None:
+    def found(init):
+        with strategy.scope(), nnx.use_eager_sharding(False):
+            model = nnx.Linear(4, 8, kernel_init=init, rngs=nnx.Rngs(0))
+            optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+        def step(model, optimizer, x):
+            grads = nnx.grad(lambda model: replicax.compute_average_loss(model(x).sum(-1)))(model)
+            optimizer.update(model, grads)
+
+        [x] = strategy.distribute_dataset([np.ones((4, 4), np.float32)])
+        strategy.run(step, args=(model, optimizer, x))
+        return model.kernel[...]
+
+    strategy, init = sharded(2), nnx.initializers.lecun_normal()
+    kernel, named = found(init), found(nnx.with_partitioning(init, ("fsdp", "tp")))
+    np.testing.assert_array_equal(named, kernel)
+    assert named.sharding == kernel.sharding
+    assert not kernel.is_fully_replicated
+
+
 class Trainer(nnx.Module):
     def __init__(self, objects):
         self.model, self.optimizer, self.metrics = objects

@@ -18,6 +18,7 @@ _ABOUT_ANOTHER_MESH = (
     "is not found in mesh",
     "contains a manual axes",
     "passed to with_sharding_constraint can only refer to",
+    "with_sharding_constraint requires a non-empty mesh",
 )
 
 _UNBOUND_AXIS = re.compile(
@@ -65,12 +66,12 @@ def missed_a_mesh(error: Exception) -> str | None:
 
     Returns:
       ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"``
-      if there is none for a ``shard_map``; ``"other"`` if a ``pmap``, a ``shard_map`` or a sharding is over another one
-      than there is; ``None`` if it is about something else.
+      if there is none for a ``shard_map``; ``"other"`` if a ``pmap``, a ``shard_map`` or a sharding is over one that
+      is not there; ``None`` if it is about something else.
     """
     if isinstance(error, NotImplementedError) and "sharded on `Explicit` axes" in str(error):
         return "array"
-    if not isinstance(error, ValueError):
+    if not isinstance(error, ValueError | RuntimeError):
         return None
     if "context mesh cannot be empty" in str(error):
         return "mesh"

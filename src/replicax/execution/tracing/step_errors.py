@@ -41,10 +41,11 @@ _MESHES = {
     "jax.set_mesh does. A step has a mesh of its own: pass the array in args, or close over np.asarray of it.",
     "mesh": "maps over a mesh, and there is none. A compiled step has that of its replica's logical devices "
     "(num_logical_devices=…); as plain Python, on the per-replica executor, a replica computes on its first device.",
-    "other": "maps over devices itself, or lays an array on them (pmap, shard_map, in_shardings, a NamedSharding). A "
-    "step is what one replica does with its own part of the batch: Replicax divides the batch and compiles the step. "
-    "Call the mapped function directly, without pmap, shard_map or shardings, and combine values of all replicas with "
-    "replicax.get_replica_context().all_reduce(…). For several devices in each replica see num_logical_devices.",
+    "other": "maps over devices itself, or lays an array on them (pmap, shard_map, in_shardings, a NamedSharding, "
+    "with_sharding_constraint). A step is what one replica does with its own part of the batch: Replicax divides the "
+    "batch and compiles the step. Call the mapped function directly, without pmap, shard_map or shardings, and combine "
+    "values of all replicas with replicax.get_replica_context().all_reduce(…). For several devices in each replica see "
+    "num_logical_devices.",
 }
 _VALUES = (
     "Pass variable.value; of a whole model, jax.tree.map(lambda x: x, model) is the same model with the values of its "
