@@ -263,6 +263,7 @@ def test_notebooks(tmp_path: pathlib.Path, capsys) -> None:
         ("%time for x in y: f(x)\ns.experimental_run_v2(f)", "2:1"),
         ("\n  \n%%time\ns.experimental_run_v2(f)", "4:1"),
         ("files, a[0].n = !ls\ns.experimental_run_v2(f)", "2:1"),
+        ("if x:\n  !ls \\\n    a\n  s.experimental_run_v2(f)", "4:3"),
         ("print('''\nloss = %d''' % x)\ns.experimental_run_v2(f)", "3:1"),
     ],
 )

@@ -156,13 +156,14 @@ def _without_magic(source: str) -> str:
     indent = re.match(r"\s*", next((line for line in lines if line.strip()), ""))
     if indent and indent[0]:  # which IPython takes off, too
         lines = [line.removeprefix(indent[0]) for line in lines]
-    goes_on = False
+    goes_on, inside = False, ""
     for i, line in enumerate(lines):
         if timed := _TIMED.match(line):
             lines[i] = f"{timed[1]}{'if 1:'.ljust(len(timed[2]))}{line[timed.end() :]}"  # each word in its column
             continue
         magic = _MAGIC.match(line)
         if magic or goes_on:
-            lines[i] = f"{magic[1] if magic else ''}pass"
+            inside = magic[1] if magic else inside
+            lines[i] = f"{inside}pass"
             goes_on = line.endswith("\\")
     return "\n".join(lines)
