@@ -7,6 +7,7 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -23,6 +24,7 @@ def owners(tmp_path_factory):
     return {
         "CheckpointManager": replicax.CheckpointManager(replicax.Checkpoint(v=v), tmp_path_factory.mktemp("run")),
         "Mean": mean,
+        "Optimizer": replicax.Optimizer(optax.sgd(0.1)),
         "replicax": replicax,
         "Strategy": strategy,
         "StrategyExtended": strategy.extended,

@@ -72,6 +72,11 @@ NAMES: dict[str, dict[str, str]] = {
         "reset_states": "reset",
         "update_state": "update",
     },
+    "Optimizer": {
+        "iterations": "a replicax.Variable of your own, which the step counts up",
+        "learning_rate": "an argument of the Optax transformation: a number or a schedule",
+        "minimize": "replicax.value_and_grad(fn, variables), and optimizer.apply_gradients",
+    },
     "DistributedIterator": {
         "get_next_as_optional": "next(iterator), which ends with StopIteration",
     },

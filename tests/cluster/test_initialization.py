@@ -97,6 +97,9 @@ def test_what_is_no_resolver_and_no_time() -> None:
         TypeError, match=r"first argument names devices, .*SimpleClusterResolver.*cluster_resolver=\.\.\."
     ):
         replicax.MultiWorkerMirroredStrategy(replicax.cluster.SimpleClusterResolver(replicax.cluster.ClusterSpec({})))
+    for options in (replicax.CommunicationImplementation.NCCL, replicax.CommunicationOptions()):
+        with pytest.raises(TypeError, match=r"names devices, .*pass communication_options=replicax\.Comm"):
+            replicax.MultiWorkerMirroredStrategy(options)
     for seconds in (0, -1, True, "9"):
         with pytest.raises(ValueError, match="timeout_seconds must be a positive number or None"):
             replicax.initialize_workers(timeout_seconds=seconds)

@@ -13,7 +13,7 @@ from jax import lax
 from replicax import _jax
 from replicax.cluster.initialization import initialize_workers, resolver_of_this_process
 from replicax.cluster.resolver import ClusterResolver
-from replicax.communication import CommunicationOptions, checked_options
+from replicax.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, per_replica_sharding, replica_mesh
 from replicax.devices.selection import grouped_by_replica, resolve_devices
 from replicax.extended import SharingOptions, StrategyExtended
@@ -22,6 +22,12 @@ from replicax.system import packages
 from replicax.variables.partitioners import Partitioner
 from replicax.workers.exchange import DEFAULT_TIMEOUT, Alone, DistributedWorkers
 from replicax.workers.lockstep import Lockstep
+
+_FIRST_IN_THE_ORIGINAL: dict[Any, str] = {
+    ClusterResolver: "cluster_resolver=...",
+    (CommunicationOptions, CommunicationImplementation): "communication_options=replicax.CommunicationOptions(...)",
+}
+"""What ``tf.distribute`` has in the place of the devices, and how it is passed here."""
 
 _counter = itertools.count()
 
@@ -50,8 +56,9 @@ class MultiProcessStrategy(Strategy):
         **sharing: Unpack[SharingOptions],
     ) -> None:
         what = type(self).__name__
-        if isinstance(devices, ClusterResolver):  # as in the original
-            raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass cluster_resolver=...")
+        for kinds, instead in _FIRST_IN_THE_ORIGINAL.items():
+            if isinstance(devices, kinds):
+                raise TypeError(f"{what}: the first argument names devices, and got {devices!r}: pass {instead}")
         initialize_workers(cluster_resolver, timeout_seconds)
         self.cluster_resolver = cluster_resolver or resolver_of_this_process()
         _check_initialised()

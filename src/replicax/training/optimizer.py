@@ -16,6 +16,7 @@ from replicax.devices.host_values import as_array
 from replicax.errors import ContextError, cant_be_pickled
 from replicax.indexed_slices import is_slices
 from replicax.locality import R, T
+from replicax.name_hints import NameHints
 from replicax.pytrees import is_leaf, registered
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
 from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of, with_assigning_dicts
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @_jax.hiding_frames_of
-class Optimizer:
+class Optimizer(NameHints):
     """Updates variables with the rule of an Optax transformation.
 
     Its state consists of variables, too: *slots*, such as momenta, and counters. A slot has the devices and the
