@@ -70,3 +70,10 @@ def test_a_program_without_distribution_is_not_told_of_its_steps() -> None:
     assert {"tf.Variable", "tf.function", "tf.GradientTape"} < {
         use.name for use in find_uses(ast.parse(text), text.split("\n"))
     }
+
+
+def test_a_session_and_its_iterators_can_be_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["migrate", str(PROGRAMS / "session.py")]) == 0
+    out = capsys.readouterr().out
+    assert "iterator.initializer → iter(dataset), anew for each pass" in out
+    assert "tf.Session → nothing to do: calls run immediately" in out

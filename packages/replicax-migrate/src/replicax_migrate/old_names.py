@@ -22,7 +22,7 @@ _ESTIMATOR = "nothing: there are no estimators; replicax.train is the loop aroun
 _OF_A_WORKER = "what replicax.ClusterCoordinator.create_per_worker_dataset returns"
 _PREEMPTED = name_hints.NAMES["replicax"]["PreemptionCheckpointHandler"]
 _CONNECTED = "nothing to do: JAX finds its devices by itself"
-_ITERATED = "nothing: an iterator is ready when it is created"
+_ITERATED = "iter(dataset), anew for each pass: an iterator is ready when it is created"
 _EMBEDDING = "nothing yet: a replicax.variables.ShardedVariable holds a table in shards"
 
 _ON_EXTENDED = (
