@@ -80,6 +80,30 @@ def test_attention_in_a_kernel_of_its_own() -> None:
     assert found.flops - 2 * 2 * (2 * 256 * 4 * 64 * 64) == (2 + 5) * one  # besides, two products with the weights
 
 
+def test_layers_that_are_variables_of_their_own_are_not_gathered_as_one() -> None:
+    strategy = replicax.ShardedStrategy(devices())
+    with strategy.scope():
+        weights = [replicax.Variable(lambda: jnp.zeros((2048, 2048)), name=f"w{i}") for i in range(8)]
+        optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+    def step(x):
+        def loss():
+            h = x
+            for w in weights:
+                h = h @ w
+            return replicax.compute_average_loss(jnp.square(h).mean(-1))
+
+        share, gradients = replicax.value_and_grad(loss, weights)()
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return share
+
+    found = replicax.plan(strategy, step, jax.ShapeDtypeStruct((2048, 2048), jnp.float32))
+    gathers = [c for c in found.collectives if c.kind == "all-gather"]
+    assert sum(c.count * c.bytes for c in gathers) >= 8 * 4 * 2048**2
+    assert max(c.bytes for c in gathers) <= 30 * 2**20
+    assert found.timeline.hidden > 0.45
+
+
 def test_calls_that_are_not_known_are_named() -> None:
     strategy = replicax.MirroredStrategy(devices("h100:1"))
     found = replicax.plan(strategy, jnp.linalg.cholesky, jax.ShapeDtypeStruct((64, 64), jnp.float32)).timeline

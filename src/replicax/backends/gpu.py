@@ -34,8 +34,15 @@ layer hide. Without them the backward pass gathers at its beginning, where nothi
 nothing hides any collective, as the scheduler that does is off there. benchmarks/README.md has what each
 changes. Those that ``XLA_FLAGS`` names are left to it.
 
+Thresholds are upper bounds: gathers are combined up to the size of the largest variable, sums up to that of its piece.
+If that is a stack of layers, a layer's become one. Layers that are variables of their own stay apart: a gather of all
+of them would be one that no product hides.
+
 As an option, a mode has taken the place of a boolean in JAX 0.11; as a flag the boolean is still there.
 """
+
+_LEAST = 30 * 2**20
+"""The least threshold: XLA's own."""
 
 
 class GPU(Backend):
@@ -47,9 +54,11 @@ class GPU(Backend):
     def options(self, target: Target) -> Mapping[str, Any] | None:
         if not target.in_pieces:
             return None
+        whole, piece = target.in_pieces
+        sizes = {name: whole if "all_gather" in name else piece for name in GATHERS_AHEAD if "combine" in name}
         flags = os.environ.get("XLA_FLAGS", "").replace("_enable_pipelined_", "_pipeline_")  # two names for one flag
         return {
-            name: value
+            name: min(value, max(_LEAST, sizes[name])) if name in sizes else value
             for name, value in GATHERS_AHEAD.items()
             if f"--{name.replace('_enable_pipelined_', '_pipeline_')}" not in flags
         }

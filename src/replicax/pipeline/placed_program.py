@@ -17,6 +17,7 @@ from replicax.devices.mesh import REPLICA_AXIS, logical_device_mesh
 from replicax.errors import PlacementError
 from replicax.execution.compiled.local_values import value_layout
 from replicax.execution.compiled.replicate import (
+    largest_split,
     over_replicas_of,
     policy_for,
     rewriting_for,
@@ -280,7 +281,7 @@ class _Planner:
             return (evaluated_on_device(jaxpr, values, given, layouts, known, program, per_device, pieces),)
 
         name = f"{self.program.name}_on_{device}"
-        target = target_for(mesh, self.per_device > 1, self.pieces)
+        target = target_for(mesh, self.per_device > 1, largest_split(self.program))
         rewriting = rewriting_for(jaxpr, mesh, target, self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(

@@ -23,14 +23,15 @@ class Target:
     Attributes:
       in_a_loop: whether it will be in a loop as a whole.
       automatic: whether the compiler decides how values are split over logical devices.
-      in_pieces: whether it has variables that are split over the replicas.
+      in_pieces: the bytes of the largest variable that is split over the replicas, and of a piece of it; ``None`` if
+        there is none.
       in_order: whether sums have a fixed order.
       is_absent: whether its devices are only described.
     """
 
     in_a_loop: bool = False
     automatic: bool = False
-    in_pieces: bool = False
+    in_pieces: tuple[int, int] | None = None
     in_order: bool = False
     is_absent: bool = False
 

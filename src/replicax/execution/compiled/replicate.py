@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -221,7 +222,8 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     """
     count = program.replicas
     several, per_device = count > 1, count // mesh.shape[REPLICA_AXIS]
-    split = any(isinstance(use.layout, Split) for use in program.uses.values())
+    in_pieces = largest_split(program)
+    split = in_pieces is not None
     in_order = program.reproducible and several
     localities: dict[Any, Locality] | None = {} if split or per_device > 1 or in_order else None
     outputs = infer(program.jaxpr, program.input_localities, program.obligations, check=several, localities=localities)
@@ -286,7 +288,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
     repeatedly = run if steps is None else run_in_a_loop
     policy = policy_for(program)
     in_a_loop = steps is not None or per_device > 1 or in_order
-    target = target_for(mesh, in_a_loop, split, in_order)
+    target = target_for(mesh, in_a_loop, in_pieces, in_order)
     rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
     at_the_end = None if localities is None else rewriting
     call = over_replicas_of(
@@ -326,7 +328,14 @@ def rewriting_for(jaxpr: _jax.Jaxpr, mesh: Mesh, target: Target, host_errors: Ho
     return Rewriting(rules) if rules else None
 
 
-def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: bool = False, in_order: bool = False) -> Target:
+def largest_split(program: Program) -> tuple[int, int] | None:
+    """:attr:`Target.in_pieces` of a program."""
+    splits = [(use.aval, use.layout) for use in program.uses.values() if isinstance(use.layout, Split)]
+    sizes = [(math.prod(aval.shape) * aval.dtype.itemsize, layout.replicas) for aval, layout in splits]
+    return max(((size, size // replicas) for size, replicas in sizes), default=None)
+
+
+def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: tuple[int, int] | None = None, in_order: bool = False) -> Target:
     """The :class:`Target` of a program for ``mesh``."""
     is_absent = _jax.is_absent(mesh.devices.flat[0])
     return Target(in_a_loop, bool(_logical_axes_of(mesh)), in_pieces, in_order, is_absent)
