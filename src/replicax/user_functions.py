@@ -36,6 +36,17 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def why_not_taken(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+    """Why ``fn`` does not take these arguments, as Python says it; ``None`` if it does, or has no signature."""
+    signature = signature_of(fn)
+    try:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
 def default_arguments(fn: types.FunctionType) -> list[tuple[str, Any]]:
     """The defaults of a function, by name."""
     positional, values = fn.__code__.co_varnames[: fn.__code__.co_argcount], fn.__defaults__ or ()

@@ -31,7 +31,7 @@ from replicax._jax.internals import (
     pxla as _pxla,
     xla_bridge as _xla_bridge,
 )
-from replicax._jax.tracebacks import hide_frames
+from replicax._jax.tracebacks import hiding_frames
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -66,16 +66,13 @@ def public_call(fn: Callable[Args, Result]) -> Callable[Args, Result]:
     While something is traced, its mesh stays. Errors show users' frames only, as with :func:`hiding_frames`.
     """
 
+    @hiding_frames
     @functools.wraps(fn)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        try:
-            if jax.sharding.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
-                return fn(*args, **kwargs)
-            with jax.set_mesh(None):
-                return fn(*args, **kwargs)
-        except BaseException as error:
-            hide_frames(error)
-            raise
+        if jax.sharding.get_abstract_mesh().empty or _core.trace_ctx.trace is not _core.eval_trace:
+            return fn(*args, **kwargs)
+        with jax.set_mesh(None):
+            return fn(*args, **kwargs)
 
     return call
 

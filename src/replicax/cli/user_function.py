@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from replicax.cli.command_line import InputError, is_unread
-from replicax.user_functions import signature_of
+from replicax.user_functions import why_not_taken
 
 _FOLDER = "{} is a folder: expected a Python file, or a module"
 
@@ -46,14 +46,9 @@ def check_keywords(
     function: Callable[..., Any], keywords: Mapping[str, Any], target: str, varied: Iterable[str] = ()
 ) -> None:
     """Check that a function takes a strategy and these arguments, of which a search has ``varied`` some."""
-    signature = signature_of(function)
-    if not keywords or signature is None:
-        return
-    try:
-        signature.bind(None, **keywords)
-    except TypeError as error:
-        option = "--search" if any(repr(name) in str(error) for name in varied) else "--with"
-        raise InputError(f"{option}: {target} does not take these arguments: {error}") from error
+    if keywords and (why := why_not_taken(function, None, **keywords)):
+        option = "--search" if any(repr(name) in why for name in varied) else "--with"
+        raise InputError(f"{option}: {target} does not take these arguments: {why}")
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

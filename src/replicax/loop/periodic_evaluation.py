@@ -16,7 +16,7 @@ from replicax.loop.endless_input import examples_in
 from replicax.loop.step_metrics import Combination, named_numbers, numbers_in
 from replicax.loop.stop_requests import StopRequests
 from replicax.strategy import Strategy
-from replicax.user_functions import checked_function, checked_result, function_name, signature_of
+from replicax.user_functions import checked_function, checked_result, function_name, signature_of, why_not_taken
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
@@ -100,17 +100,12 @@ class Evaluation:
 
 def _check_takes(fn: Callable[..., Any], arguments: list[str]) -> None:
     """Raise a TypeError unless ``fn`` takes these arguments; otherwise it would come after hours, at the last step."""
-    signature = signature_of(fn)
-    if signature is None:
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as why:
+    if why := why_not_taken(fn, *arguments):
         name = function_name(fn)
         called = f"evaluate=({name}, dataset) calls {name}(batch)" if arguments else f"evaluate={name} calls {name}()"
         other = "" if arguments else "; for a step that takes batches: evaluate=(step, dataset)"
         bound = "bind other arguments with functools.partial"
-        raise TypeError(f"replicax.train: {called}, but it is {name}{signature}: {why}; {bound}{other}") from None
+        raise TypeError(f"replicax.train: {called}, but it is {name}{signature_of(fn)}: {why}; {bound}{other}")
 
 
 class _EvaluationStep(Wrapper):

@@ -20,7 +20,7 @@ from replicax.devices.host_values import check_no_keys
 from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
-from replicax.user_functions import signature_of
+from replicax.user_functions import why_not_taken
 
 ARRAYS_AS_DATASET = "arrays, whose slices along dim 0 are the batches"
 """The kind of a source that is a pytree of arrays."""
@@ -61,15 +61,11 @@ def as_source(dataset: Any, method: str) -> Source:
         return Source(nodes.Iterated(LoaderIterator, dataset), f"a {name}")
     if _is_function(dataset):
         kind = f"the generator function {_name_of(dataset)}"
-        signature = signature_of(dataset)
-        try:
-            if signature is not None:
-                signature.bind()
-        except TypeError as error:
+        if why := why_not_taken(dataset):
             raise TypeError(
-                f"{method} calls {kind} without arguments, for each pass anew, but: {error}. Use functools.partial; a "
+                f"{method} calls {kind} without arguments, for each pass anew, but: {why}. Use functools.partial; a "
                 "function of an InputContext goes to strategy.distribute_datasets_from_function."
-            ) from None
+            )
         # The first call shows what it returns, and is the first pass. (Calling a generator function runs none of its
         # code.)
         first = [_iterator_of(dataset, kind, method)]

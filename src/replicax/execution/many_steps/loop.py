@@ -24,7 +24,7 @@ from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import stateful_call
 from replicax.pytrees import registered
-from replicax.user_functions import checked_result, function_name, signature_of
+from replicax.user_functions import checked_result, function_name, signature_of, why_not_taken
 
 
 class Taken(NamedTuple):
@@ -74,18 +74,13 @@ class Step(Wrapper):
 
 def _check_takes(fn: Callable[..., Any], ctx: MultiStepContext, inputs: Sequence[Any]) -> None:
     """Raise a TypeError unless ``fn`` takes a context and these parts of an element."""
-    signature = signature_of(fn)
-    if signature is None:
-        return
-    try:
-        signature.bind(ctx, *inputs)
-    except TypeError as why:
+    if why := why_not_taken(fn, ctx, *inputs):
         name = function_name(fn)
         parts = "the element" if len(inputs) == 1 else f"the {len(inputs)} parts of the element, which is a tuple"
         raise TypeError(
             f"strategy.run_steps calls the step as {name}(ctx, *inputs), with a MultiStepContext and {parts}, but it "
-            f"is {name}{signature}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
-        ) from None
+            f"is {name}{signature_of(fn)}: {why}. Write def {name}(ctx, {'batch' if len(inputs) == 1 else '*inputs'})"
+        )
 
 
 def run_steps(
