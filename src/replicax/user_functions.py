@@ -18,10 +18,16 @@ def checked_function(fn: Any, what: str, name: str = "fn") -> Any:
     return fn
 
 
-def function_name(fn: Any) -> str:
-    """The name of ``fn``, perhaps a ``functools.partial``, in messages."""
+def without_partials(fn: Any) -> Any:
+    """The function of a ``functools.partial``; ``fn`` itself if it is none."""
     while isinstance(fn, functools.partial):
         fn = fn.func
+    return fn
+
+
+def function_name(fn: Any) -> str:
+    """The name of ``fn``, perhaps a ``functools.partial``, in messages."""
+    fn = without_partials(fn)
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 

@@ -12,7 +12,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.monitoring
@@ -31,10 +31,8 @@ from replicax._jax.internals import (
     pxla as _pxla,
     xla_bridge as _xla_bridge,
 )
-from replicax._jax.tracebacks import hiding_frames
+from replicax._jax.tracebacks import Args, Result, hiding_frames
 
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
 _FOLDER = os.path.dirname(jax.__file__) + os.sep
 _COMPILATION = (_dispatch.JAXPR_TRACE_EVENT, _dispatch.JAXPR_TO_MLIR_MODULE_EVENT, _dispatch.BACKEND_COMPILE_EVENT)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from replicax.cli.command_line import InputError, positive_int, whole, why_not_writable, written
 from replicax.launcher import LaunchError
+from replicax.launcher.settings import LaunchSettings, Show
 
 if TYPE_CHECKING:
-    from replicax.launcher.settings import LaunchSettings
     from replicax.launcher.supervisor import Supervisor
 
 _PROG = "replicax launch"
@@ -72,29 +73,41 @@ def add_parser(subparsers: Any) -> None:
         "otherwise never, as a program that fails by itself would probably fail again)",
     )
     faults.add_argument(
-        "--max-preemptions", type=whole(0), default=100, metavar="R", help="the same after exit code 75 (default: 100)"
+        "--max-preemptions",
+        type=whole(0),
+        default=LaunchSettings.max_preemptions,
+        metavar="R",
+        help="the same after exit code 75 (default: %(default)d)",
     )
     faults.add_argument(
-        "--max-resizes", type=whole(0), default=100, metavar="R", help="changes of the number of workers (default: 100)"
+        "--max-resizes",
+        type=whole(0),
+        default=LaunchSettings.max_resizes,
+        metavar="R",
+        help="changes of the number of workers (default: %(default)d)",
     )
     faults.add_argument(
         "--backoff",
         type=float,
-        default=1.0,
+        default=LaunchSettings.backoff,
         metavar="S",
         help="seconds before the first restart after a fault; twice as many before each further one, up to 60 "
-        "(default: 1)",
+        "(default: %(default)g)",
     )
     faults.add_argument(
-        "--grace", type=float, default=30.0, metavar="S", help="seconds that workers have to end (default: 30)"
+        "--grace",
+        type=float,
+        default=LaunchSettings.grace,
+        metavar="S",
+        help="seconds that workers have to end (default: %(default)g)",
     )
     faults.add_argument(
         "--hang-timeout",
         type=float,
-        default=10.0,
+        default=LaunchSettings.hang_timeout,
         metavar="S",
         help="after S seconds without a step, or 5 times the usual step time if that is longer, a worker hangs, "
-        "unless it does something known to take long; a hang is a fault; 0 switches this off (default: 10)",
+        "unless it does something known to take long; a hang is a fault; 0 switches this off (default: %(default)g)",
     )
     faults.add_argument(
         "--finish-timeout",
@@ -109,7 +122,7 @@ def add_parser(subparsers: Any) -> None:
         help="folder of the files attempt-0/worker-1.log and so on (default: replicax-logs/DATE-TIME-PROCESS)",
     )
     output.add_argument(
-        "--show", choices=("all", "chief", "none"), default="all", help="whose output to show (default: all)"
+        "--show", choices=get_args(Show), default=LaunchSettings.show, help="whose output to show (default: all)"
     )
     output.add_argument("--dry-run", action="store_true", help="print commands and environments, and start nothing")
     hosts = parser.add_argument_group("several hosts", "run the same command on each")
@@ -171,7 +184,6 @@ def _run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> LaunchSettings:
     from replicax.launcher import rendezvous, worker_program
-    from replicax.launcher.settings import LaunchSettings
 
     words = ["-m", *args.program] if args.is_module else args.program
     is_job = args.sbatch or args.jobset
@@ -187,25 +199,10 @@ def _settings(args: argparse.Namespace) -> LaunchSettings:
     elif node is not None:
         raise LaunchError("--node-rank is for several hosts: say which with --hosts")
     default = f"replicax-logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return LaunchSettings(
-        program=found,
-        workers=most,
-        least=least,
-        devices_per_worker=args.devices_per_worker,
-        hosts=tuple(args.hosts),
-        node=node or 0,
-        port=args.port,
-        bind=args.bind,
-        log_dir=Path(args.log_dir or default),
-        show=args.show,
-        grace=args.grace,
-        hang_timeout=args.hang_timeout,
-        finish_timeout=args.finish_timeout,
-        max_restarts=args.max_restarts,
-        max_preemptions=args.max_preemptions,
-        max_resizes=args.max_resizes,
-        backoff=args.backoff,
-    )
+    made = {"program": found, "workers": most, "least": least, "node": node or 0}
+    made |= {"hosts": tuple(args.hosts), "log_dir": Path(args.log_dir or default)}
+    others = {field.name for field in dataclasses.fields(LaunchSettings)} - made.keys()
+    return LaunchSettings(**made, **{name: getattr(args, name) for name in others})  # options have the settings' names
 
 
 def _show_plan(supervisor: Supervisor, command: tuple[str, ...]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import threading
 import zlib
@@ -19,6 +18,7 @@ from replicax.compat.v1.aggregation import VariableAggregation, parse
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.name_hints import refusing
 from replicax.strategy import Strategy
+from replicax.user_functions import without_partials
 from replicax.variables.aggregation import Synchronization
 from replicax.variables.partitioners import Partitioner
 from replicax.variables.store import Creations
@@ -132,9 +132,7 @@ class TowerStep(Wrapper):
         self._scope = _scopes.stack[-1].name, _scopes.stack[-1].reuse
         self._tower_local = tuple(_scopes.tower_local)
         super().__init__(fn, *self._scope, *self._tower_local)
-        inner = fn
-        while isinstance(inner, functools.partial):
-            inner = inner.func
+        inner = without_partials(fn)
         self._code = getattr(inner, "__code__", inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

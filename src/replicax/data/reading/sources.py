@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from replicax.devices.host_values import check_no_keys
 from replicax.errors import warn
 from replicax.integrations.converted_dataset import adapted
 from replicax.pytrees import registered
-from replicax.user_functions import why_not_taken
+from replicax.user_functions import why_not_taken, without_partials
 
 ARRAYS_AS_DATASET = "arrays, whose slices along dim 0 are the batches"
 """The kind of a source that is a pytree of arrays."""
@@ -101,9 +100,7 @@ def _is_function(dataset: Any) -> bool:
 
 
 def _name_of(function: Any) -> str:
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = without_partials(function)
     return getattr(inner, "__qualname__", None) or type(inner).__name__
 
 
