@@ -197,13 +197,14 @@ _SITES = tuple(
 )
 """The folders where packages are installed."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")  # of projects that are installed; they call these
-_CALLERS = {"equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"}
+LIBRARIES = frozenset({"equinox", "flax", "haiku", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"})
+"""Packages that call functions of users, and have no variables of theirs."""
 
 
 @functools.cache
-def _folders_of_callers() -> tuple[str, ...]:
+def _folders_of_libraries() -> tuple[str, ...]:
     """The folders of these packages, which may be in another place, such as a folder of ``PYTHONPATH``."""
-    found = map(importlib.machinery.PathFinder.find_spec, _CALLERS)
+    found = map(importlib.machinery.PathFinder.find_spec, LIBRARIES)
     specs = [spec for spec in found if spec is not None and spec.submodule_search_locations]
     return tuple(spec.origin.removesuffix("__init__.py") for spec in specs if spec.origin is not None)
 
@@ -212,8 +213,8 @@ def _folders_of_callers() -> tuple[str, ...]:
 def _kind(file: str) -> str:
     place = next((folder for folder in _SITES if file.startswith(folder)), None)
     if place is not None and not file.startswith(PACKAGE):
-        return "library" if file[len(place) :].split(os.sep)[0] in _CALLERS else "installed"
-    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen", *_folders_of_callers())) else "user"
+        return "library" if file[len(place) :].split(os.sep)[0] in LIBRARIES else "installed"
+    return "library" if file.startswith((PACKAGE, _PYTHON, _SCRIPTS, "<frozen", *_folders_of_libraries())) else "user"
 
 
 def users_position(files: Iterable[str]) -> int | None:

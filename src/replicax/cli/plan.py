@@ -207,13 +207,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace, module: Any, function: Callable[..., Any], keywords: dict[str, Any]) -> int:
+    from replicax.cli.search.choices import OPTIONS
     from replicax.cli.search.plan_search import search
 
     if args.html is not None:
         raise InputError("--html is the page of one plan: use the command that the search prints")
     strategy = None
     if args.topology is not None:
-        given = {**vars(args), "strategy": None, "logical": None, "microbatches": None}
+        given = {**vars(args), **dict.fromkeys(OPTIONS)}
         strategy = _make_strategy(argparse.Namespace(**given))
     _chip(args, strategy)  # like the line above, it raises an error that would fail every case
 

@@ -11,6 +11,7 @@ import jax
 
 from replicax.checkpoint import Checkpoint
 from replicax.checkpoint.leaves import has_variables
+from replicax.errors import LIBRARIES
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import holds_state
 from replicax.pytrees import is_leaf, register
@@ -19,8 +20,6 @@ from replicax.variables import Variable
 
 DEPTH = 4
 """How far functions and objects of the user are followed from the step."""
-LIBRARIES = frozenset({"equinox", "flax", "haiku", "jax", "jaxlib", "keras", "numpy", "optax", "replicax"})
-"""Packages whose functions are not followed: they have no variables of the user's."""
 
 
 def objects_of(step: Callable[..., Any]) -> dict[str, Any]:

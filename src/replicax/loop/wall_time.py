@@ -11,10 +11,6 @@ from replicax.system.process_age import process_age
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
-KINDS_OF_WORK = ("start", "restoring", "compile", "input", "steps", "evaluation", "saving", "logging", "callbacks")
-"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempt_times`."""
-
-_PHASES = {kind: Phase[kind.upper()] for kind in KINDS_OF_WORK}
 LOST = "lost work"
 
 _MEANINGS = {
@@ -29,6 +25,11 @@ _MEANINGS = {
     "callbacks": "your callbacks",
     LOST: "done by earlier attempts after the checkpoint",
 }
+
+KINDS_OF_WORK = tuple(kind for kind in _MEANINGS if kind != LOST)
+"""What time is spent on, in the order of the table. Lost work is added to it by :mod:`replicax.loop.attempt_times`."""
+
+_PHASES = {kind: Phase[kind.upper()] for kind in KINDS_OF_WORK}
 
 
 class WallTime:
