@@ -34,6 +34,15 @@ def test_unknown_reduce_op(bad) -> None:
         replicax.ReduceOp.parse(bad)
 
 
+@pytest.mark.parametrize(("op", "instead"), [("max", "pmax"), ("MIN", "pmin"), ("maximum", "pmax")])
+def test_reduce_op_of_jax_lax(pair, op, instead) -> None:
+    with pytest.raises(ValueError, match=rf"in a step jax\.lax\.{instead}\(value, replicax\.REPLICA_AXIS\)"):
+        replicax.ReduceOp.parse(op)
+    [x] = pair.distribute_dataset([np.arange(4.0, dtype=np.float32)])
+    combined = pair.run(lambda x: getattr(jax.lax, instead)(x, replicax.REPLICA_AXIS), args=(x,))
+    assert combined.tolist() == ([2, 3] if instead == "pmax" else [0, 1])
+
+
 # --- all_reduce -----------------------------------------------------------------------------------------
 
 SHAPES = [(), (3,), (0,), (7, 5), (1, 1, 2), (200, 100)]  # the last is too large to be packed

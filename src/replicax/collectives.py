@@ -73,8 +73,10 @@ class ReduceOp(enum.Enum):
             return op
         if isinstance(op, str) and op.lower() in {member.value for member in cls}:
             return cls(op.lower())
-        hint = ""
-        if str(getattr(op, "value", op)).lower().startswith("only_first"):
+        hint, name = "", str(getattr(op, "value", op)).lower()
+        if name.startswith(("max", "min")):
+            hint = f"; in a step jax.lax.p{name[:3]}(value, replicax.REPLICA_AXIS)"
+        elif name.startswith("only_first"):
             hint = "; 'only_first_replica' is for extended.reduce_to, set_last_step_output and aggregations"
         raise ValueError(f"reduce_op must be 'sum', 'mean' or a ReduceOp, got {op!r}{hint}")
 

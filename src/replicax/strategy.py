@@ -225,7 +225,10 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
     ) -> Any:
         context.check_present(self._replicas, "strategy.run")
         if options is not None and not isinstance(options, RunOptions):
-            raise TypeError(f"strategy.run: options must be RunOptions or None, got {options!r}")
+            raise TypeError(
+                f"strategy.run(fn, args, kwargs, options): options must be RunOptions or None, got {options!r}; "
+                "arguments of fn go into one tuple, args=(x, y)"
+            )
         return run(self.extended.programs, fn, args, kwargs, options)
 
     @_jax.public_call
