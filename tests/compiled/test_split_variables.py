@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from typing import Any
 
 import jax
@@ -223,6 +224,39 @@ def test_the_gradient_of_a_stack_is_scattered_layer_by_layer(used_again: bool) -
     assert found == {("all-gather", layer), ("reduce-scatter", (12 * layer if used_again else layer) // 4)}
     temporaries = program.compiled().memory_analysis().temp_size_in_bytes / layer
     assert (temporaries > 12) == used_again
+
+
+@pytest.mark.parametrize("also_whole", [False, True])
+def test_what_a_checkpoint_casts_is_gathered_after_the_cast(also_whole: bool) -> None:
+    data = RNG.normal(size=(8, 64)).astype(np.float32)
+    initial = RNG.normal(size=(4, 64, 64)).astype(np.float32) * 0.1
+
+    def train(strategy: replicax.Strategy) -> tuple[np.ndarray, Any]:
+        with strategy.scope():
+            stack = replicax.Variable(initial)
+            optimizer = replicax.Optimizer(optax.sgd(0.1))
+
+        @jax.checkpoint
+        def layer(h: Any, w: Any) -> tuple[Any, None]:
+            product = jnp.tanh(h.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32)
+            return (product * jnp.sin(w[0]) if also_whole else product), None
+
+        def step(x: Any) -> None:
+            def loss() -> Any:
+                return replicax.compute_average_loss(jnp.square(jax.lax.scan(layer, x, stack.value)[0]).mean(-1))
+
+            optimizer.apply_gradients(zip(replicax.value_and_grad(loss, [stack])()[1], [stack], strict=True))
+
+        [batch] = strategy.distribute_dataset([data])
+        program = strategy.extended.trace(step, args=(batch,))
+        strategy.run(step, args=(batch,))
+        return stack.numpy(), program
+
+    mine, program = train(sharded(4))
+    np.testing.assert_allclose(mine, train(strategy_of(4))[0], rtol=1e-5, atol=1e-6)
+    text = program.lowered().as_text()
+    gathered = collections.Counter(re.findall(r"stablehlo.all_gather.*-> tensor<64x64x(\w+)>", text))
+    assert gathered == ({"f32": 2, "bf16": 1} if also_whole else {"bf16": 2})  # forward and backward
 
 
 def test_a_stack_that_is_split_between_its_layers() -> None:

@@ -12,6 +12,7 @@ Only values that are the same on every replica can be in pieces; which these are
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,17 @@ from jax import lax
 
 from replicax import _jax
 from replicax._jax.operation_params import dims_along, dropping, lookup_dimensions, reduced_along
-from replicax._jax.primitive_families import ELEMENTWISE, IDEMPOTENT_REDUCTIONS, MOVING, SCANS, SCATTERS, SPLITS, SUMS
+from replicax._jax.primitive_families import (
+    CASTS,
+    CHECKPOINTS,
+    ELEMENTWISE,
+    IDEMPOTENT_REDUCTIONS,
+    MOVING,
+    SCANS,
+    SCATTERS,
+    SPLITS,
+    SUMS,
+)
 from replicax.collectives import all_reduce_p
 from replicax.devices.summation_order import added_along, all_but_last, elements_p, last_of
 from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, wanted_sums
@@ -130,6 +141,8 @@ class Partition:
             return [self.elementwise(equation, operands, hints)]
         if name in MOVING | SPLITS and self.all_mirrored(equation) and all(map(_is_small_or_in_pieces, operands)):
             return [_Later(equation, operands)]
+        if name in CHECKPOINTS:
+            return self.checkpoint(equation, operands)
         if name in SUMS | IDEMPOTENT_REDUCTIONS and isinstance(operands[0], Piece):
             return [self.reduction(equation, operands[0])]
         if equation.primitive is elements_p and isinstance(operands[0], Piece):
@@ -138,13 +151,24 @@ class Partition:
             return [self.changed_rows(equation, operands)]
         return self.on_whole(equation, operands)
 
-    def on_whole(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """Any other operation, on the whole values."""
+    def checkpoint(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """A ``jax.checkpoint``, on whole values. A piece that it only casts to a narrower dtype is cast before."""
+        jaxpr = equation.params["jaxpr"]
+        known = _narrowing_casts(jaxpr)
+        casts = [known.get(v) if isinstance(x, Piece) else None for v, x in zip(jaxpr.invars, operands, strict=True)]
+        invars = [v if c is None else c.outvars[0] for v, c in zip(jaxpr.invars, casts, strict=True)]
+        operands = [x if c is None else self.elementwise(c, [x], {}) for x, c in zip(operands, casts, strict=True)]
+        done = set(map(id, casts))
+        inner = _jax.replace_inputs(jaxpr, invars, [e for e in jaxpr.eqns if id(e) not in done], jaxpr.outvars)
+        return self.on_whole(equation, operands, {**equation.params, "jaxpr": inner})
+
+    def on_whole(self, equation: Any, operands: list[Any], params: Any = None) -> list[Any]:
+        """Any other operation, on the whole values, perhaps with other ``params``."""
         if not any(map(_in_pieces, operands)):
-            return _jax.bind(equation, operands)
+            return _jax.bind(equation, operands, params)
         whole = [self.whole(v) for v in operands]
         self.gathers.used_with([w for w, v in zip(whole, operands, strict=True) if w is v])
-        return _jax.bind(equation, whole)
+        return _jax.bind(equation, whole, params)
 
     def all_mirrored(self, equation: Any) -> bool:
         return all(self.localities.get(v, M) is not T for v in _jax.without_literals(equation.invars))
@@ -275,6 +299,15 @@ class Partition:
             ):
                 arrays[i] = piece
         return [self.whole(v) if array is None else array for v, array in zip(values, arrays, strict=True)]
+
+
+def _narrowing_casts(jaxpr: _jax.Jaxpr) -> dict[Any, Any]:
+    """The casts to a narrower dtype in a program, by the values that they take, if nothing else takes these."""
+    taken = (atom for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for atom in atoms)
+    uses = collections.Counter(atom for atom in taken if not isinstance(atom, _jax.Literal))
+    casts: list[Any] = [e for e in jaxpr.eqns if e.primitive.name in CASTS]
+    alone = [e for e in casts if not isinstance(e.invars[0], _jax.Literal) and uses[e.invars[0]] == 1]
+    return {e.invars[0]: e for e in alone if e.params["new_dtype"].itemsize < e.invars[0].aval.dtype.itemsize}
 
 
 def _in_pieces(value: Any) -> bool:
