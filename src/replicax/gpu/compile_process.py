@@ -19,10 +19,13 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+import jax
+
 from replicax._jax import CompileRequest, compile_for
 from replicax.errors import CompilationError, shortened
 
 _COMMAND = [sys.executable, "-c", "from replicax.gpu.compile_process import serve; serve()"]
+_KERNELS = "xla_gpu_experimental_use_collective_kernels"  # of which collectives XLA writes kernels; not in JAX 0.10
 _LINES = 2  # of what the process has written, in a message
 
 
@@ -109,12 +112,21 @@ class CompileProcess:
 def _cure(code: int, written: str) -> str:
     if code == -signal.SIGKILL:
         return "Perhaps the machine had too little memory."
-    if "collective" in written or "triton" in written.lower():
+    if ("collective" in written or "triton" in written.lower()) and _is_known(_KERNELS):
         return (
             "It was in the kernel of a collective that XLA writes itself: set the environment variable "
-            "XLA_FLAGS=--xla_gpu_experimental_use_collective_kernels= so that NCCL's are used"
+            f"XLA_FLAGS=--{_KERNELS}= so that NCCL's are used"
         )
     return "This is a fault of XLA: try another version of JAX, and report it with the program"
+
+
+def _is_known(option: str) -> bool:
+    """Return whether this JAX's compiler has an option. One that it has not, in ``XLA_FLAGS``, ends every process."""
+    try:
+        jax.jit(lambda x: x).lower(0.0).compile({option: ""})
+    except Exception:  # whatever a compiler raises
+        return False
+    return True
 
 
 def serve() -> None:
