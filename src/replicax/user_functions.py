@@ -42,7 +42,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def why_not_taken(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+def why_not_taken(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str | None:
     """Why ``fn`` does not take these arguments, as Python says it; ``None`` if it does, or has no signature."""
     signature = signature_of(fn)
     try:

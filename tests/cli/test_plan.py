@@ -160,6 +160,10 @@ def test_a_decorator_that_gives_a_program_more_arguments() -> None:
     check_keywords(functools.wraps(program)(lambda strategy, size: program(strategy, 3, size)), {"size": "1"}, "model")
 
 
+def test_an_argument_may_have_any_name() -> None:
+    check_keywords(lambda strategy, fn, args: (fn, args), {"fn": "relu", "args": "1"}, "model")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

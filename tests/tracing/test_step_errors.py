@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -221,6 +222,27 @@ def test_a_dataset_or_an_iterator_is_no_batch(pair, executor) -> None:
         said = rf"^args\[0\]\['x'\] is a {type(given).__name__}, but a step takes one batch.*for batch in.*run_steps"
         with pytest.raises(TypeError, match=said):
             pair.run(lambda batch: batch["x"], args=({"x": given},), options=options)
+
+
+def test_a_pytree_that_is_an_iterator_and_settings_of_a_dataset_are_arguments(pair) -> None:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Keys:
+        key: jax.Array
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return jax.random.fold_in(self.key, 1)
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        element_spec: tuple[int, ...] = (3,)
+
+    key = jax.random.key(0)
+    drawn = pair.run(lambda keys, its: jax.random.normal(next(keys), its.element_spec), args=(Keys(key), Settings()))
+    np.testing.assert_array_equal(drawn, jax.random.normal(jax.random.fold_in(key, 1), (3,)))
 
 
 def test_a_call_with_too_few_arguments_inside_of_the_step_is_the_users(pair) -> None:

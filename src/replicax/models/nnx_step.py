@@ -83,9 +83,8 @@ class NNXStep:
 
 
 def _several() -> bool:
-    return bool(
-        current_replica()._replicas.num_replicas > 1
-    )  # not via the context, which records that the user's step asks
+    replicas = current_replica()._replicas  # not the context's number, which records that the user's step asks
+    return bool(replicas.num_replicas > 1)
 
 
 def value_of(leaf: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,15 +60,22 @@ def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[st
     flat = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda x: not isinstance(x, builtin))[0]
     for path, value in flat:
         where = path[0].key + jax.tree_util.keystr(path[1:])
-        if isinstance(value, Iterator) or any(hasattr(type(value), name) for name in _OF_DATASETS):
+        is_pytree = not jax.tree_util.all_leaves([value])
+        if not is_pytree and _has_batches(type(value)):
             raise TypeError(
                 f"{where} is a {type(value).__name__}, but a step takes one batch, not a dataset or an iterator: "
                 "for batch in strategy.distribute_dataset(dataset): strategy.run(step, args=(batch,)). "
                 "strategy.run_steps(step, iterator, steps) takes the batches of an iterator itself"
             )
-        if not stays_whole(value) and not jax.tree_util.all_leaves([value]):
+        if is_pytree and not stays_whole(value):
             objects.append((where, value, jax.tree_util.tree_leaves(value, is_leaf=stays_whole)))
     return objects
+
+
+def _has_batches(kind: type) -> bool:
+    """Return whether this is a class of datasets or iterators."""
+    is_dataset = issubclass(kind, Iterable) and any(hasattr(kind, name) for name in _OF_DATASETS)
+    return is_dataset or issubclass(kind, Iterator)
 
 
 def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[int]) -> None:
