@@ -110,7 +110,7 @@ def loop_plan(equation: _jax.Equation, loop: _jax.Scan, sunk: Mapping[Any, Wante
     if not marks:
         return LoopPlan(loop.body, sums, None, [False] * loop.constants)
     inputs: list[Any] = loop.body.invars
-    uses, makers = _uses(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
+    uses, makers = uses_in(loop.body), {v: e for e in loop.body.eqns for v in e.outvars}
     outputs: list[Any] = list(loop.body.outvars)
     for i, (before, total) in enumerate(zip(inputs[loop.constants :], totals[: loop.carried], strict=False)):
         if total is None or is_small(before) or any(e.primitive.name not in CASTS for e in total.before):
@@ -139,7 +139,7 @@ def wanted_sums(
 
     ``hints`` names values of which only pieces are needed, ``results`` the results of which only pieces of sums are.
     """
-    uses = _uses(jaxpr)
+    uses = uses_in(jaxpr)
     sunk = {v: total for v, total in (results or {}).items() if not isinstance(v, _jax.Literal) and uses[v] == 1}
     for equation in reversed(jaxpr.eqns):
         totals: list[WantedSum | None]
@@ -178,6 +178,6 @@ def _is_of_one_value(equation: Any) -> bool:
     )
 
 
-def _uses(jaxpr: _jax.Jaxpr) -> collections.Counter[Any]:
+def uses_in(jaxpr: _jax.Jaxpr) -> collections.Counter[Any]:
     """The number of uses of each value; a result of the program has one more."""
     return collections.Counter(_jax.without_literals([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))

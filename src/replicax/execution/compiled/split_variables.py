@@ -12,7 +12,6 @@ Only values that are the same on every replica can be in pieces; which these are
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ from replicax._jax.primitive_families import (
 )
 from replicax.collectives import all_reduce_p
 from replicax.devices.summation_order import added_along, all_but_last, elements_p, last_of
-from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, wanted_sums
+from replicax.execution.compiled.loop_sums import LoopSum, WantedSum, loop_plan, uses_in, wanted_sums
 from replicax.execution.compiled.pieces import (
     Gathers,
     Piece,
@@ -303,11 +302,14 @@ class Partition:
 
 def _narrowing_casts(jaxpr: _jax.Jaxpr) -> dict[Any, Any]:
     """The casts to a narrower dtype in a program, by the values that they take, if nothing else takes these."""
-    taken = (atom for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for atom in atoms)
-    uses = collections.Counter(atom for atom in taken if not isinstance(atom, _jax.Literal))
-    casts: list[Any] = [e for e in jaxpr.eqns if e.primitive.name in CASTS]
-    alone = [e for e in casts if not isinstance(e.invars[0], _jax.Literal) and uses[e.invars[0]] == 1]
-    return {e.invars[0]: e for e in alone if e.params["new_dtype"].itemsize < e.invars[0].aval.dtype.itemsize}
+    uses = uses_in(jaxpr)
+    return {
+        v: e
+        for e in jaxpr.eqns
+        if e.primitive.name in CASTS
+        for v in _jax.without_literals(e.invars)
+        if uses[v] == 1 and e.params["new_dtype"].itemsize < v.aval.dtype.itemsize
+    }
 
 
 def _in_pieces(value: Any) -> bool:
