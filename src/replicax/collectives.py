@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -74,8 +75,8 @@ class ReduceOp(enum.Enum):
         if isinstance(op, str) and op.lower() in {member.value for member in cls}:
             return cls(op.lower())
         hint, name = "", str(getattr(op, "value", op)).lower()
-        if name.startswith(("max", "min")):
-            hint = f"; in a step jax.lax.p{name[:3]}(value, replicax.REPLICA_AXIS)"
+        if extremum := re.match("max|min", name):
+            hint = f"; in a step jax.lax.p{extremum[0]}(value, replicax.REPLICA_AXIS)"
         elif name.startswith("only_first"):
             hint = "; 'only_first_replica' is for extended.reduce_to, set_last_step_output and aggregations"
         raise ValueError(f"reduce_op must be 'sum', 'mean' or a ReduceOp, got {op!r}{hint}")

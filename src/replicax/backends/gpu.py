@@ -20,10 +20,11 @@ _PIPELINED = (
     if jax.__version_info__ >= (0, 11)
     else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _COLLECTIVES}
 )
+_GATHER_THRESHOLD = "xla_gpu_all_gather_combine_threshold_bytes"
 GATHERS_AHEAD: dict[str, Any] = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     **_PIPELINED,
-    "xla_gpu_all_gather_combine_threshold_bytes": 2**30,
+    _GATHER_THRESHOLD: 2**30,
     "xla_gpu_all_reduce_combine_threshold_bytes": 2**30,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**27,
 }
@@ -55,7 +56,8 @@ class GPU(Backend):
         if not target.in_pieces:
             return None
         whole, piece = target.in_pieces
-        sizes = {name: whole if "all_gather" in name else piece for name in GATHERS_AHEAD if "combine" in name}
+        thresholds = [name for name in GATHERS_AHEAD if name.endswith("_threshold_bytes")]
+        sizes = {name: whole if name == _GATHER_THRESHOLD else piece for name in thresholds}
         flags = os.environ.get("XLA_FLAGS", "").replace("_enable_pipelined_", "_pipeline_")  # two names for one flag
         return {
             name: min(value, max(_LEAST, sizes[name])) if name in sizes else value

@@ -152,14 +152,14 @@ class Partition:
 
     def checkpoint(self, equation: Any, operands: list[Any]) -> list[Any]:
         """A ``jax.checkpoint``, on whole values. A piece that it only casts to a narrower dtype is cast before."""
-        jaxpr = equation.params["jaxpr"]
+        [jaxpr] = _jax.sub_jaxprs(equation)
         known = _narrowing_casts(jaxpr)
         casts = [known.get(v) if isinstance(x, Piece) else None for v, x in zip(jaxpr.invars, operands, strict=True)]
         invars = [v if c is None else c.outvars[0] for v, c in zip(jaxpr.invars, casts, strict=True)]
         operands = [x if c is None else self.elementwise(c, [x], {}) for x, c in zip(operands, casts, strict=True)]
         done = set(map(id, casts))
         inner = _jax.replace_inputs(jaxpr, invars, [e for e in jaxpr.eqns if id(e) not in done], jaxpr.outvars)
-        return self.on_whole(equation, operands, {**equation.params, "jaxpr": inner})
+        return self.on_whole(equation, operands, _jax.map_jaxprs(equation.params, lambda _: inner))
 
     def on_whole(self, equation: Any, operands: list[Any], params: Any = None) -> list[Any]:
         """Any other operation, on the whole values, perhaps with other ``params``."""
@@ -308,7 +308,7 @@ def _narrowing_casts(jaxpr: _jax.Jaxpr) -> dict[Any, Any]:
         for e in jaxpr.eqns
         if e.primitive.name in CASTS
         for v in _jax.without_literals(e.invars)
-        if uses[v] == 1 and e.params["new_dtype"].itemsize < v.aval.dtype.itemsize
+        if uses[v] == 1 and e.outvars[0].aval.dtype.itemsize < v.aval.dtype.itemsize
     }
 
 
