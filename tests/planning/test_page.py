@@ -214,7 +214,7 @@ hardware FLOPs utilization | 50.0% | with what the backward pass computes a seco
 kernels: product | 2 s | 25.0%
 collectives | 4 s | 75.0% of it hidden
 waiting for collectives | 1 s | 12.5%
-waiting for copies between memories | 500 ms | 6.2%
+waiting for copies beside kernels | 500 ms | 6.2%
 The dearest kernels
 2 s | 3 × | product | memory | f32[2] | dot | model.py:7
 Collectives of one step

@@ -206,7 +206,7 @@ def _step(plan: Plan, timeline: Timeline) -> Section:
         )
     if timeline.copying:
         share = f"{timeline.copying / timeline.seconds:.1%}"
-        rows.append(("waiting for copies between memories", seconds_in_words(timeline.copying), share))
+        rows.append(("waiting for copies beside kernels", seconds_in_words(timeline.copying), share))
     note = (
         "A prediction, no measurement: kernels and collectives by formula, in the order in which the compiler has "
         "scheduled them; see replicax.planning.timeline."

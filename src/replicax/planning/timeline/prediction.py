@@ -85,7 +85,7 @@ class Timeline:
       by_kind: seconds of kernels, by their kind.
       dearest: the kernels that take most.
       waits: the collectives that kernels wait for, the longest wait first.
-      copying: seconds in which kernels wait for copies between kinds of memory, such as to and from the host's.
+      copying: seconds in which kernels wait for copies that run beside them, such as to and from the host's memory.
       opaque: the targets of calls whose arithmetic is not known, such as cuSOLVER's: they are timed by their bytes.
     """
 

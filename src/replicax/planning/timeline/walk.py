@@ -64,7 +64,7 @@ class Run:
       seconds: its time.
       kernels: by the name of their instruction.
       transfers: by the name of the instruction that starts them.
-      copying: the seconds in which kernels wait for copies between kinds of memory.
+      copying: the seconds in which kernels wait for copies that run beside them.
     """
 
     seconds: float = 0.0
