@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 
@@ -205,6 +206,13 @@ def test_names_of_one_array_that_get_arrays_of_their_own_are_saved_apart(tmp_pat
     assert (checkpoint.params["w"].tolist(), checkpoint.best["w"].tolist()) == ([1, 1, 1], [0, 0, 0])
 
 
+def test_functions_in_a_pytree_stay(tmp_path) -> None:
+    layers = [np.tanh, jax.nn.relu, jnp.sin, functools.partial(jax.nn.gelu, approximate=False), lambda x: x]
+    model = there_and_back(tmp_path / "a", model={"w": np.ones(3), "layers": layers})["model"]
+    assert model["w"].tolist() == [1, 1, 1]
+    assert model["layers"] == layers
+
+
 def test_what_cannot_be_saved_is_named() -> None:
     strategy = strategy_of(2)
     dataset = strategy.distribute_dataset([np.zeros(4)])
@@ -222,6 +230,8 @@ def test_what_cannot_be_saved_is_named() -> None:
         ),
         (per_replica, "make a Variable with synchronization='on_read'"),
         (optax.sgd(0.1).update, "model is of the class builtins.function.*; leave functions out, and of an Optax"),
+        (optax.sgd(0.1), "model/init is of the class builtins.function.*; leave functions out, and of an Optax"),
+        ({"x": dataset.plan}, "model/x is of the class builtins.method"),
         (b"bytes", "model is of the class builtins.bytes.*; make it one of these"),
         (strategy, "; of a strategy save the variables that were made in its scope"),
     ]

@@ -171,6 +171,28 @@ def test_spectral_norm(pair) -> None:
 
 
 @third_party
+def test_a_module_with_functions_is_saved(pair, tmp_path) -> None:
+    with pair.scope():
+        model = replicax.as_variables(eqx.nn.MLP(6, 4, 16, 2, key=jax.random.key(0)))
+        optimizer = replicax.Optimizer(optax.adam(0.01))
+
+    def step(batch):
+        def loss_fn(model):
+            return replicax.compute_average_loss(jax.vmap(model)(batch).sum(-1))
+
+        share, grads = replicax.value_and_grad(loss_fn, model)(model)
+        optimizer.apply_gradients(grads, model)
+        return share
+
+    batches = pair.distribute_dataset([X[:, 0]])
+    replicax.train(step, batches, steps=2, checkpoints=tmp_path, progress=False)
+    weight = model.layers[0].weight.numpy()
+    model.layers[0].weight.assign(0 * weight)
+    assert replicax.train(step, batches, steps=2, checkpoints=tmp_path, progress=False).resumed_at == 2
+    np.testing.assert_array_equal(model.layers[0].weight, weight)
+
+
+@third_party
 def test_a_mean_that_equinox_differentiates(pair) -> None:
     with pair.scope():
         model = replicax.as_variables(eqx.nn.MLP(6, 4, 16, 2, key=jax.random.key(0)))

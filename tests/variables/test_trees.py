@@ -183,6 +183,21 @@ def test_an_equinox_module_of_variables_trains_as_on_one_device(replicas) -> Non
     np.testing.assert_allclose(jax.vmap(live)(X), jax.vmap(model)(X), rtol=1e-4, atol=1e-5)  # live outside, too
 
 
+@pytest.mark.parametrize("new", [lambda old: old + 1, lambda old: jnp.asarray(old)])
+def test_a_number_that_changes_is_no_variable(new) -> None:
+    state = replicax.as_variables({"step": 0, "w": np.ones(2, np.float32)})
+
+    def step() -> None:
+        old = replicax.as_arrays(state)
+        replicax.assign(state, {"step": new(old["step"]), "w": old["w"] + 1})
+
+    with pytest.raises(ValueError, match=r"variables\['step'\] is the number 0 .* as in jnp.asarray\(0\)"):
+        replicax.get_strategy().run(step)
+    assert state["w"].numpy().tolist() == [1, 1]
+    replicax.assign(state, {"step": 0, "w": np.zeros(2, np.float32)})
+    replicax.assign(state, {"step": np.int32(0), "w": np.ones(2, np.float32)})
+
+
 def test_assigned_together_as_one_by_one() -> None:
     """Mirrored variables in one transfer; others, and those given twice, as if each had been assigned in turn."""
     strategy = replicax.ShardedStrategy(["cpu:0", "cpu:1"])

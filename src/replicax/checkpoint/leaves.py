@@ -11,6 +11,7 @@ import functools
 import json
 import numbers
 import os
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,10 +83,10 @@ Leaf = ArrayLeaf | PlainEntry | IteratorLeaf | OptimizerLeaf
 
 
 class Leaves:
-    """The leaves of some objects.
+    """The leaves of some objects, without the functions in their pytrees.
 
     Raises:
-      TypeError: an object can't be saved; names it.
+      TypeError: an object can't be saved, or consists of functions; names it.
       ValueError: two leaves have one name, or JAX can't flatten an object.
     """
 
@@ -108,8 +109,14 @@ class Leaves:
                 ) from error
             names = ["/".join([name, *map(_word, path)]) for path, _ in paths]
             self._trees[name] = structure, names
-            for full, (_, value) in zip(names, paths, strict=True):
-                self._add(full, value)
+            functions = [value for path, value in paths if path and _is_function(value)]
+            if len(functions) == len(paths) > 0:
+                raise _refusal(names[0], functions[0])
+            for full, (path, value) in zip(names, paths, strict=True):
+                if path and _is_function(value):
+                    self._values[full] = value
+                else:
+                    self._add(full, value)
 
     def are_still(self, objects: Mapping[str, Any]) -> bool:
         """Return whether these are the leaves of ``objects``, except for plain values and arrays, which it updates.
@@ -224,6 +231,16 @@ def has_variables(value: Any) -> bool:
         return isinstance(getattr(value, "variables", None), Mapping)
     except Exception:  # a property that has no value now: Flax Linen's modules have variables only inside of apply
         return False
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether ``value`` is a function without state, such as an activation among the leaves of a module."""
+    if isinstance(value, functools.partial):
+        bound = jax.tree_util.tree_leaves((value.args, value.keywords), is_leaf=is_leaf)
+        return _is_function(value.func) and all(isinstance(leaf, bool | int | float | str) for leaf in bound)
+    if not callable(value) or isinstance(value, types.MethodType):
+        return False
+    return type(value).__module__.partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy")
 
 
 def _stays_whole(value: Any) -> bool:

@@ -117,7 +117,8 @@ def assign(variables: Tree, values: Tree) -> None:
       values: a pytree of the same structure, of arrays or of variables.
 
     Raises:
-      ValueError: another structure; or, with the variable's name, another shape.
+      ValueError: another structure; another value for a number, which is no variable; or, with the variable's name,
+        another shape.
       TypeError, LocalityError: as ``variable.assign`` does. A shape or a dtype that does not fit is found before any
         variable is changed.
 
@@ -130,7 +131,7 @@ def assign(variables: Tree, values: Tree) -> None:
     [0.0, 0.0]
     """
     structure: Any
-    leaves, structure = jax.tree_util.tree_flatten(registered(variables), is_leaf=is_leaf)
+    paths, structure = jax.tree_util.tree_flatten_with_path(registered(variables), is_leaf=is_leaf)
     try:
         new = structure.flatten_up_to(registered(values))
     except (ValueError, TypeError) as error:
@@ -139,8 +140,16 @@ def assign(variables: Tree, values: Tree) -> None:
             f"replicax.assign(variables, values): values must have the structure of the variables, {structure}, but "
             f"have {found}"
         ) from error
-    pairs = [(leaf, value) for leaf, value in zip(leaves, new, strict=True) if isinstance(leaf, Variable)]
-    assign_all([(leaf, as_arrays(value)) for leaf, value in pairs])
+    pairs = []
+    for (path, leaf), value in zip(paths, new, strict=True):
+        if isinstance(leaf, Variable):
+            pairs.append((leaf, as_arrays(value)))
+        elif isinstance(leaf, int | float | complex) and not _is_same_number(leaf, value):
+            raise ValueError(
+                f"replicax.assign: variables{jax.tree_util.keystr(path)} is the number {leaf!r} and no variable, so it "
+                f"can't become {value!r}. Make it an array before as_variables, as in jnp.asarray({leaf!r})"
+            )
+    assign_all(pairs)
 
 
 @_jax.public_call
@@ -163,6 +172,12 @@ def assign_all(pairs: Sequence[tuple[Variable, Any]]) -> None:
     shardings = [variable.layout.sharding(variable.replicas.mesh) for variable in coalesced]
     stored = put_copies(list(coalesced.values()), shardings)
     store_each({variable.slot: array for variable, array in zip(coalesced, stored, strict=True)})
+
+
+def _is_same_number(number: complex, value: Any) -> bool:
+    if isinstance(value, jax.core.Tracer):
+        return False  # computed in the step
+    return value is number or bool(np.array_equal(np.asarray(value), number, equal_nan=True))
 
 
 def _checked_value(variable: Variable, value: Any) -> Any:
