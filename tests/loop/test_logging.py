@@ -110,7 +110,7 @@ def test_metrics_are_those_of_the_interval() -> None:
 @pytest.mark.parametrize(
     ("returned", "error", "match"),
     [
-        (lambda x: x, ValueError, r"an array of shape \(2,\) as 'loss'"),
+        (lambda x: x, ValueError, r"an array of shape \(2,\) as 'loss'.*replicax.as_variables\(state\)"),
         (lambda x: {"loss": x.sum(), "name": "adam"}, TypeError, "'adam' as 'name'"),
         (lambda x: {"a": {"b": x.sum()}, "a/b": 1.0}, ValueError, "called 'a/b': another one has that name"),
         (lambda x: {"phase": x.sum() * 1j}, TypeError, "returned a complex number as 'phase'"),

@@ -116,7 +116,7 @@ def check_number(value: Any, whose: str, name: str) -> None:
         raise ValueError(
             f"{whose} returned an array of shape {np.shape(value)} as {name!r}, and replicax.train logs numbers: "
             "reduce it first, for a mean over the global batch with replicax.compute_average_loss, or keep it in a "
-            "variable."
+            "variable: kept = replicax.as_variables(state), and in the step replicax.assign(kept, new_state)."
         )
     if np.iscomplexobj(value):
         raise TypeError(
