@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,8 @@ def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> No
         lambda x: -x,
         lambda x: x[0],
         lambda x: x < 1,
+        lambda x: x == 1,
+        lambda x: x != copy.copy(x),
         bool,
         float,
         len,
@@ -60,6 +64,9 @@ def test_it_is_no_array(pair: replicax.Strategy, use) -> None:
     x = pair.distribute_values_from_function(lambda ctx: 1.0)
     with pytest.raises((TypeError, replicax.errors.LocalityError), match=r"^PerReplica\(.*strategy.local_results"):
         use(x)
+    assert x == x
+    assert x in ["mean", x]
+    assert len({x, x}) == 1
 
 
 def test_repr_says_what_it_holds(pair: replicax.Strategy) -> None:

@@ -272,6 +272,15 @@ class PerReplica:
         raise TypeError(f"{self._described()} {_NO_ARRAY}")
 
     @_jax.hiding_frames
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object; it can't be compared with another value, element by element."""
+        if self is not other and isinstance(other, PerReplica | int | float):
+            self._refuse()
+        return self is other or NotImplemented
+
+    __hash__ = object.__hash__
+
+    @_jax.hiding_frames
     def _refuse_as_array(self) -> NoReturn:
         raise LocalityError(f"{self._described()} {_NO_ARRAY}")  # JAX would replace a TypeError by its own
 
