@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 import functools
-import re
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
