@@ -180,9 +180,9 @@ def _outside_steps(assign: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: Any, value: Any) -> None:
         if context.has_strategy() and not context.in_cross_replica_context():
             raise ContextError(
-                f"the Keras variable {self.path!r} was assigned inside a step, which can change only variables of "
-                "Replicax: train the model by compile and fit, or use its stateless_call with replicax.Optimizer, "
-                "replicax.Mean and replicax.Accuracy ('A loop of your own' in docs/keras.md)"
+                f"the Keras variable {self.path!r} was made or assigned inside a step, which can change only variables "
+                "of Replicax: build the model before, and train it by compile and fit, or use its stateless_call with "
+                "replicax.Optimizer, replicax.Mean and replicax.Accuracy ('A loop of your own' in docs/keras.md)"
             )
         assign(self, value)
 
