@@ -293,12 +293,22 @@ def test_a_model_that_prints_what_nobody_reads(where, printed, in_place, tmp_pat
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("where", "status"), [("", 2), ("def plan(strategy): ", 1)])
-def test_a_model_whose_own_pipe_is_broken(where, status, in_place, tmp_path, capfd) -> None:
-    (tmp_path / "pipes.py").write_text(f"{where}raise BrokenPipeError(32, 'to my server')")
+BROKEN_PIPE = "raise BrokenPipeError(32, 'to my server')"
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "error"),
+    [
+        (BROKEN_PIPE, 2, "BrokenPipeError: [Errno 32] to my server"),
+        (f"def plan(strategy): {BROKEN_PIPE}", 1, "BrokenPipeError: [Errno 32] to my server"),
+        ("exec('raise SystemExit(3)', {})", 2, "SystemExit: 3"),
+    ],
+)
+def test_a_model_whose_own_pipe_is_broken_or_that_exits(program, status, error, in_place, tmp_path, capfd) -> None:
+    (tmp_path / "pipes.py").write_text(program)
     assert main(["plan", str(tmp_path / "pipes.py")]) == status
     assert "pipes.py" in (said := capfd.readouterr().err)
-    assert "BrokenPipeError: [Errno 32] to my server" in said
+    assert error in said
 
 
 class Found:

@@ -49,7 +49,7 @@ def is_unread(error: BaseException) -> bool:
     """Return whether the reader of standard output has closed it, as after ``| head``; Rich's consoles exit then."""
     if isinstance(error, SystemExit):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        return frame.f_globals["__name__"] == "rich.console"
+        return frame.f_globals.get("__name__") == "rich.console"
     if not isinstance(error, BrokenPipeError):
         return False
     poll = select.poll()
