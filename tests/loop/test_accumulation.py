@@ -481,7 +481,7 @@ def test_train_accumulates_joined_or_not_in_any_precision(kind: Any, per_call: i
 
 def test_micro_batches_that_are_mostly_padding_are_told() -> None:
     line = Line(strategy_of(2))
-    said = r"a replica's batch of 2 row\(s\) is padded to 5, to divide into 5 .* 60% .* at most 2 micro-batches"
+    said = r"a replica's batch of 2 row\(s\) is padded to 5, to divide into 5 .* 60% .* at most accumulate=2"
     with pytest.warns(UserWarning, match=said):
         replicax.train(line.step, line.dataset((4,)), 1, accumulate=5, progress=False)
     replicax.train(line.step, line.dataset((6, 4)), 2, accumulate=5, progress=False)

@@ -134,8 +134,8 @@ class AccumulatedStep(Wrapper):
         if rows > 2 * length:
             warn(
                 f"{self.__name__}: a replica's batch of {length} row(s) is padded to {rows}, to divide into "
-                f"{self._parts} micro-batches, so {1 - length / rows:.0%} of what is computed is padding. Have at most "
-                f"{length} micro-batches (accumulate=…), or larger batches."
+                f"{self._parts} micro-batches, so {1 - length / rows:.0%} of what is computed is padding. Use at "
+                f"most accumulate={length}, or larger batches."
             )
 
     def _combined_numbers(self, run: _Run, depends: list[bool], numbers: list[Any], batch: _Batch) -> Any:
