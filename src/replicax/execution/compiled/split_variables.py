@@ -302,10 +302,11 @@ class Partition:
 
 def _narrowing_casts(jaxpr: _jax.Jaxpr) -> dict[Any, Any]:
     """The casts to a narrower dtype in a program, by the values that they take, if nothing else takes these."""
+    equations: list[Any] = jaxpr.eqns
     uses = uses_in(jaxpr)
     return {
         v: e
-        for e in jaxpr.eqns
+        for e in equations
         if e.primitive.name in CASTS
         for v in _jax.without_literals(e.invars)
         if uses[v] == 1 and e.outvars[0].aval.dtype.itemsize < v.aval.dtype.itemsize
