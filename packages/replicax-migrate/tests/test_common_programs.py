@@ -77,3 +77,16 @@ def test_a_session_and_its_iterators_can_be_replaced(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "iterator.initializer → iter(dataset), anew for each pass" in out
     assert "tf.Session → nothing to do: calls run immediately" in out
+
+
+def test_modules_of_keras_outside_of_it() -> None:
+    text = "import tensorflow as tf\nscope = tf.distribute.get_strategy().scope()\n"
+    text += "a, b, c = tf.metrics.Mean(), tf.optimizers.Adam(), tf.losses.Huber()\n"
+    told = {use.name: use.counterpart.today for use in find_uses(ast.parse(text), text.split("\n"))}
+    for name, answer in {
+        "tf.metrics.Mean": "Mean",
+        "tf.optimizers.Adam": "Optimizer",
+        "tf.losses.Huber": "Opt",
+    }.items():
+        assert told[name].startswith("the same in model.compile, of Keras 3; in a step of your own")
+        assert answer in told[name]

@@ -261,12 +261,15 @@ _ANSWERS: list[tuple[str, str | None, dict[str, str]]] = [
     (
         f"{_OWN} replicax.Accuracy",
         "update and reset instead of update_state and reset_state",
-        dict.fromkeys(_METRICS, "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy"),
+        {
+            "keras.metrics": "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy",
+            "metrics": "Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy accuracy",
+        },
     ),
     (
         f"{_OWN} replicax.Mean",
         "update and reset instead of update_state and reset_state",
-        dict.fromkeys(_METRICS, "Mean"),
+        {"keras.metrics": "Mean", "metrics": "Mean mean"},
     ),
     (
         f"{_OWN} a metric of your own, of variables that are summed",
