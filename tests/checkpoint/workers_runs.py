@@ -151,11 +151,8 @@ def misuses(folder: str) -> list[str]:
 
 
 def global_arrays(folder: str, shared: bool) -> list[Any]:
-    """An array of which each worker has a part, and arrays and a variable without a strategy, before one that has."""
-    strategy = replicax.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        all_have = replicax.Variable(1.0)
-    mesh = jax.sharding.Mesh(np.array(strategy.extended.worker_devices), "x")
+    """An array of which each worker has a part, and arrays and a variable without a strategy."""
+    mesh = jax.sharding.Mesh(np.array(replicax.MultiWorkerMirroredStrategy().extended.worker_devices), "x")
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     values = np.arange(8, dtype=np.float32)
     array = jax.make_array_from_callback((8,), split, lambda index: values[index])
@@ -163,9 +160,9 @@ def global_arrays(folder: str, shared: bool) -> list[Any]:
     path = os.path.join(place(folder, shared), "global")
     key = jax.random.key(5)  # of this worker only, but the same on all
     own = replicax.Variable(values + 1)
-    replicax.Checkpoint(own=own, all_have=all_have, array=array, here=values, step=3, key=key).save(path)
-    own, zero = replicax.Variable(values * 0), jax.random.key(0)
-    checkpoint = replicax.Checkpoint(own=own, all_have=all_have, array=zeros, here=values * 0, step=0, key=zero)
+    replicax.Checkpoint(own=own, array=array, here=values, step=3, key=key).save(path)
+    own = replicax.Variable(values * 0)
+    checkpoint = replicax.Checkpoint(own=own, array=zeros, here=values * 0, step=0, key=jax.random.key(0))
     checkpoint.restore(path)
     assert jax.random.key_data(checkpoint.key).tolist() == [0, 5]
     assert own.numpy().tolist() == list(range(1, 9))
