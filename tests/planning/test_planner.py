@@ -357,6 +357,9 @@ def test_numbers_in_place_of_a_shape_are_told_if_the_step_can_not_take_them(pair
     with pytest.raises(AttributeError) as error:
         replicax.plan(pair, lambda x: x.mean(), (8, 6))
     assert "pass jax.ShapeDtypeStruct((8, 6), dtype)" in error.value.__notes__[-1]
+    with pytest.raises(AttributeError) as error:
+        replicax.plan(pair, lambda x: x.mean(), ())
+    assert "ShapeDtypeStruct" not in str(vars(error.value))
     assert replicax.plan(pair, lambda x: jnp.ones(3) * x[0] + x[1], (8, 6)).memory.total
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 
 import jax
 import jax.numpy as jnp
@@ -224,7 +225,7 @@ def test_a_dataset_or_an_iterator_is_no_batch(pair, executor) -> None:
             pair.run(lambda batch: batch["x"], args=({"x": given},), options=options)
 
 
-def test_a_pytree_that_is_an_iterator_and_settings_of_a_dataset_are_arguments(pair) -> None:
+def test_pytrees_that_are_iterators_settings_of_datasets_and_files_are_arguments(pair) -> None:
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
     class Keys:
@@ -243,6 +244,10 @@ def test_a_pytree_that_is_an_iterator_and_settings_of_a_dataset_are_arguments(pa
     key = jax.random.key(0)
     drawn = pair.run(lambda keys, its: jax.random.normal(next(keys), its.element_spec), args=(Keys(key), Settings()))
     np.testing.assert_array_equal(drawn, jax.random.normal(jax.random.fold_in(key, 1), (3,)))
+    file = io.StringIO()  # Python's files are iterators
+    pair.run(lambda file, x: jax.debug.callback(lambda x: file.write(f"{x} "), x), args=(file, 7))
+    jax.effects_barrier()
+    assert file.getvalue() == "7 7 "
 
 
 def test_a_call_with_too_few_arguments_inside_of_the_step_is_the_users(pair) -> None:

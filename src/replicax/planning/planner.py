@@ -92,7 +92,7 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
     except Exception as error:
         if strategy.extended.is_absent and isinstance(error, RuntimeError) and (hint := hint_of(str(error))):
             raise CompilationError(f"the step can't be traced for devices that are not there: {hint}{error}") from error
-        if type(element_spec) in (tuple, list) and all(type(size) is int for size in element_spec):
+        if type(element_spec) in (tuple, list) and set(map(type, element_spec)) == {int}:
             error.add_note(
                 f"(The step was given the numbers {element_spec}. If that is the shape of an array, pass "
                 f"jax.ShapeDtypeStruct({element_spec}, dtype).)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -73,9 +74,9 @@ def mutable_objects(fn: Any, call: Any, args: Any, kwargs: Any) -> list[tuple[st
 
 
 def _has_batches(kind: type) -> bool:
-    """Return whether this is a class of datasets or iterators."""
+    """Return whether this is a class of datasets or iterators; files, which give lines, are for callbacks."""
     is_dataset = issubclass(kind, Iterable) and any(hasattr(kind, name) for name in _OF_DATASETS)
-    return is_dataset or issubclass(kind, Iterator)
+    return is_dataset or (issubclass(kind, Iterator) and not issubclass(kind, io.IOBase))
 
 
 def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[int]) -> None:
