@@ -151,8 +151,13 @@ def misuses(folder: str) -> list[str]:
 
 
 def global_arrays(folder: str, shared: bool) -> list[Any]:
-    """An array of which each worker has a part, and arrays and a variable without a strategy."""
-    mesh = jax.sharding.Mesh(np.array(replicax.MultiWorkerMirroredStrategy().extended.worker_devices), "x")
+    """An array of which each worker has a part, and arrays and a variable without a strategy: before one that has it,
+    and the variable alone.
+    """
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        all_have = replicax.Variable(1.0)
+    mesh = jax.sharding.Mesh(np.array(strategy.extended.worker_devices), "x")
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     values = np.arange(8, dtype=np.float32)
     array = jax.make_array_from_callback((8,), split, lambda index: values[index])
@@ -165,6 +170,10 @@ def global_arrays(folder: str, shared: bool) -> list[Any]:
     checkpoint = replicax.Checkpoint(own=own, array=zeros, here=values * 0, step=0, key=jax.random.key(0))
     checkpoint.restore(path)
     assert jax.random.key_data(checkpoint.key).tolist() == [0, 5]
+    assert own.numpy().tolist() == list(range(1, 9))
+    replicax.Checkpoint(own=own).save(path + "_own")
+    own.assign(own * 0)
+    replicax.Checkpoint(own=own).restore(path + "_own")
     assert own.numpy().tolist() == list(range(1, 9))
     parts = [shard.data.tolist() for shard in checkpoint.array.addressable_shards]
     return [parts, checkpoint.here.tolist(), checkpoint.step]

@@ -265,9 +265,9 @@ class Checkpoint:
 
 
 def lockstep_of(leaves: Leaves) -> Lockstep:
-    """The lockstep of the workers of the objects. Variables without a strategy, as arrays, don't say which they are."""
-    of_none = context.default_strategy().extended.replicas
-    found = [v.replicas.lockstep for _, v in leaves.variables() if v.replicas is not of_none]
+    """The lockstep of the workers of the objects; variables that were made outside every scope are as arrays."""
+    outside = context.default_strategy().extended.replicas
+    found = [variable.replicas.lockstep for _, variable in leaves.variables() if variable.replicas is not outside]
     found += [leaf.lockstep for leaf in leaves.of(IteratorLeaf).values()]
     if found:
         return next((lockstep for lockstep in found if lockstep.several), found[0])
