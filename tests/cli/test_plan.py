@@ -301,7 +301,7 @@ BROKEN_PIPE = "raise BrokenPipeError(32, 'to my server')"
     [
         (BROKEN_PIPE, 2, "BrokenPipeError: [Errno 32] to my server"),
         (f"def plan(strategy): {BROKEN_PIPE}", 1, "BrokenPipeError: [Errno 32] to my server"),
-        ("exec('raise SystemExit(3)', {})", 2, "SystemExit: 3"),
+        ("exec('raise SystemExit(3)', {})", 2, "ended the program while it was imported (sys.exit(3))"),
     ],
 )
 def test_a_model_whose_own_pipe_is_broken_or_that_exits(program, status, error, in_place, tmp_path, capfd) -> None:
