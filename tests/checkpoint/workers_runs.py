@@ -165,9 +165,9 @@ def global_arrays(folder: str, shared: bool) -> list[Any]:
     path = os.path.join(place(folder, shared), "global")
     key = jax.random.key(5)  # of this worker only, but the same on all
     own = replicax.Variable(values + 1)
-    replicax.Checkpoint(own=own, array=array, here=values, step=3, key=key).save(path)
-    own = replicax.Variable(values * 0)
-    checkpoint = replicax.Checkpoint(own=own, array=zeros, here=values * 0, step=0, key=jax.random.key(0))
+    replicax.Checkpoint(own=own, all_have=all_have, array=array, here=values, step=3, key=key).save(path)
+    own, zero = replicax.Variable(values * 0), jax.random.key(0)
+    checkpoint = replicax.Checkpoint(own=own, all_have=all_have, array=zeros, here=values * 0, step=0, key=zero)
     checkpoint.restore(path)
     assert jax.random.key_data(checkpoint.key).tolist() == [0, 5]
     assert own.numpy().tolist() == list(range(1, 9))

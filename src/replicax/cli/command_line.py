@@ -55,7 +55,7 @@ def is_unread(error: BaseException) -> bool:
     poll = select.poll()
     try:
         poll.register(sys.stdout, 0)
-    except ValueError:  # it is closed, or no file
+    except (TypeError, ValueError):  # it is closed, or no file
         return False
     return bool(poll.poll(0))  # an error, or else the user's own pipe is broken
 

@@ -1,5 +1,5 @@
 """The part of a strategy for library code."""
 
-from replicax.extended.strategy_extended import SharingOptions, StrategyExtended
+from replicax.extended.strategy_extended import ReplicaOptions, StrategyExtended
 
-__all__ = ["SharingOptions", "StrategyExtended"]
+__all__ = ["ReplicaOptions", "StrategyExtended"]

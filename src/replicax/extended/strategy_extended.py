@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from replicax.strategy import Strategy
 
 
-class SharingOptions(TypedDict):
+class ReplicaOptions(TypedDict):
     """The options of a strategy that are about several replicas on a device; see :class:`StrategyExtended`."""
 
     num_replicas: int | None

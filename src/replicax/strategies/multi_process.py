@@ -16,7 +16,7 @@ from replicax.cluster.resolver import ClusterResolver
 from replicax.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from replicax.devices.mesh import REPLICA_AXIS, per_replica_sharding, replica_mesh
 from replicax.devices.selection import grouped_by_replica, resolve_devices
-from replicax.extended import SharingOptions, StrategyExtended
+from replicax.extended import ReplicaOptions, StrategyExtended
 from replicax.strategy import Strategy
 from replicax.system import packages
 from replicax.variables.partitioners import Partitioner
@@ -38,7 +38,7 @@ class MultiProcessStrategy(Strategy):
     Args:
       partitioner: returns the partitioner for a number of blocks of devices of all workers. (That number is known only
         once the workers are connected.)
-      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices, sharing: as for
+      devices, timeout_seconds, communication_options, cluster_resolver, num_logical_devices, replica_options: as for
         :class:`MultiWorkerMirroredStrategy`, also for the errors.
 
     Attributes:
@@ -53,7 +53,7 @@ class MultiProcessStrategy(Strategy):
         communication_options: CommunicationOptions | None,
         cluster_resolver: ClusterResolver | None,
         num_logical_devices: int,
-        **sharing: Unpack[SharingOptions],
+        **replica_options: Unpack[ReplicaOptions],
     ) -> None:
         what = type(self).__name__
         for kinds, instead in _FIRST_IN_THE_ORIGINAL.items():
@@ -64,17 +64,17 @@ class MultiProcessStrategy(Strategy):
         _check_initialised()
         if devices is None and getattr(cluster_resolver, "kind", "attached") != "attached":
             devices = cluster_resolver.devices  # type: ignore[union-attr]  # described or emulated ones
-        found = resolve_devices(devices, sharing["reproducible"], sharing["num_replicas"])
+        found = resolve_devices(devices, replica_options["reproducible"], replica_options["num_replicas"])
         mine = grouped_by_replica(found, num_logical_devices)
         options = checked_options(communication_options, mine[0, 0].platform, what)
-        lockstep, everyones = check_workers_agree(mine, timeout_seconds, **sharing)
+        lockstep, everyones = check_workers_agree(mine, timeout_seconds, **replica_options)
         super().__init__(
             StrategyExtended(
                 everyones,
                 partitioner(len(everyones)),
                 lockstep=lockstep,
                 communication_options=options,
-                **sharing,
+                **replica_options,
             )
         )
 
@@ -95,18 +95,18 @@ class MultiProcessStrategy(Strategy):
 
 
 def check_workers_agree(
-    mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT, **sharing: Unpack[SharingOptions]
+    mine: np.ndarray, timeout_seconds: float | None = DEFAULT_TIMEOUT, **replica_options: Unpack[ReplicaOptions]
 ) -> tuple[Lockstep, np.ndarray]:
     """The lockstep of this worker with the others, and the devices of all; checks that the workers agree.
 
-    ``mine`` are the devices of this worker's replicas, ``[replicas, logical devices]``; ``sharing``, too, must be the
-    same on all workers.
+    ``mine`` are the devices of this worker's replicas, ``[replicas, logical devices]``; ``replica_options``, too, must
+    be the same on all workers.
     """
     if jax.process_count() == 1 or _jax.is_absent(mine[0, 0]):  # plans need no other workers
         return Lockstep(Alone(), timeout=timeout_seconds), mine
     number = next(_counter)  # of the strategy: it separates its programs from those of others
     lockstep = Lockstep(DistributedWorkers(f"replicax/{number}"), f"lockstep {number}", timeout=timeout_seconds)
-    everyones = _agreed_devices(mine, lockstep, sharing)
+    everyones = _agreed_devices(mine, lockstep, replica_options)
     _check_collectives(everyones, lockstep)
     return lockstep, everyones
 
@@ -133,7 +133,7 @@ def _check_initialised() -> None:
         )
 
 
-def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, sharing: Mapping[str, Any]) -> np.ndarray:
+def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, replica_options: Mapping[str, Any]) -> np.ndarray:
     """The devices of all workers' replicas, after checking that the workers agree.
 
     If they don't, a RuntimeError names a worker that differs from worker 0, and the difference.
@@ -151,7 +151,9 @@ def _agreed_devices(devices: np.ndarray, lockstep: Lockstep, sharing: Mapping[st
         "jax_enable_x64": _jax.setting("jax_enable_x64"),
         "jax_default_prng_impl": str(_jax.setting("jax_default_prng_impl")),
         "jax_threefry_partitionable": _jax.setting("jax_threefry_partitionable"),
-        **{name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in sharing.items()},
+        **{
+            name: choice if isinstance(choice, int | None) else repr(choice) for name, choice in replica_options.items()
+        },
     }
     offers = lockstep.exchange("creates a strategy for several workers", (seen, [d.id for d in devices.flat]))
     for worker, (theirs, _) in enumerate(offers):

@@ -10,7 +10,7 @@ import numpy as np
 from replicax import context
 from replicax.devices.mesh import is_here
 from replicax.errors import shortened
-from replicax.extended import SharingOptions, StrategyExtended
+from replicax.extended import ReplicaOptions, StrategyExtended
 from replicax.strategies.multi_process import check_workers_agree
 from replicax.strategy import Strategy
 from replicax.tpu.assignment import DeviceAssignment
@@ -84,12 +84,14 @@ class TPUStrategy(Strategy):
         if not isinstance(device_assignment, DeviceAssignment):
             raise TypeError(f"TPUStrategy: expected a DeviceAssignment, got {device_assignment!r}")
         devices = resolver.logical_devices(device_assignment)
-        sharing = SharingOptions(
+        replica_options = ReplicaOptions(
             num_replicas=num_replicas, replicas_at_once=replicas_at_once, reproducible=reproducible
         )
-        lockstep = _lockstep(resolver, devices, **sharing)
+        lockstep = _lockstep(resolver, devices, **replica_options)
         super().__init__(
-            StrategyExtended(devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices, **sharing)
+            StrategyExtended(
+                devices, variable_partitioner, lockstep=lockstep, slices=resolver.slices, **replica_options
+            )
         )
         self.cluster_resolver = resolver
         self.device_assignment = device_assignment
@@ -160,7 +162,9 @@ class TPUStrategy(Strategy):
             raise RuntimeError(f"{self.num_replicas_in_sync} replicas, but {total} answered")
 
 
-def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **sharing: Unpack[SharingOptions]) -> Lockstep | None:
+def _lockstep(
+    resolver: TPUClusterResolver, devices: np.ndarray, **replica_options: Unpack[ReplicaOptions]
+) -> Lockstep | None:
     """The lockstep of the processes that drive the devices; ``None`` with a single process."""
     if resolver.kind != "attached" or jax.process_count() == 1:
         return None
@@ -171,4 +175,4 @@ def _lockstep(resolver: TPUClusterResolver, devices: np.ndarray, **sharing: Unpa
             "this program, and each must drive some: assign cores of every host"
         )
     mine = np.array(list(filter(is_here, devices.flat)), dtype=object)
-    return check_workers_agree(mine.reshape(-1, 1), **sharing)[0]
+    return check_workers_agree(mine.reshape(-1, 1), **replica_options)[0]

@@ -80,7 +80,7 @@ def kernel_of(module: Module, computation: Computation, instruction: Instruction
     times = {
         "compute": compute,
         "memory": size / (chip.bandwidth * (1.0 if chip.is_serial else efficiency)),
-        "host memory": offloaded / (chip.host * HOST_SHARE or chip.bandwidth),
+        "host memory": offloaded / (chip.host * HOST_SHARE) if chip.host else 0.0,
         "arithmetic": numbers / (chip.arithmetic or 1.0),
         "launch": chip.launch,
     }
