@@ -68,8 +68,9 @@ def test_a_coordinator_that_can_not_be_reached(group) -> None:
     error = called(group, 1, SOON)
     assert time.monotonic() - began >= SOON
     assert isinstance(error, TimeoutError)
-    expected = f"worker 1 ({group.addresses[1]}) could not reach the coordinator at {group.coordinator} within 0 s"
-    assert str(error).startswith(expected + " (Connection refused): worker 0 must run")
+    expected = f"worker 1 ({group.addresses[1]}) could not reach the coordinator at {group.coordinator} within "
+    assert str(error).startswith(expected)
+    assert " s (Connection refused): worker 0 must run" in str(error)
     assert "from TF_CONFIG" in str(error)
     nowhere = dataclasses.replace(group, coordinator="nowhere.invalid:2222")
     assert "the name of the host is not known here" in str(called(nowhere, 1, SOON))
