@@ -202,9 +202,11 @@ def test_an_axis_that_leaves_sizes_that_differ_is_refused(pair: replicax.Strateg
     np.testing.assert_array_equal(pair.reduce("mean", value, axis=1), np.ones((2, 3)))
 
 
-def test_empty_components_give_no_nan(pair: replicax.Strategy) -> None:
+def test_components_that_are_empty_or_differ_in_each_dim(pair: replicax.Strategy) -> None:
     value = per_replica(pair, lambda i: np.zeros(0 if i else 2, np.float32) + 3)
     assert float(pair.reduce("mean", value, axis=0)) == 3.0
+    uneven = per_replica(pair, lambda i: np.ones((2, 3) if i else (1, 4), np.float32))
+    assert float(pair.reduce("sum", uneven, axis=(0, 1))) == 10.0
     nothing = per_replica(pair, lambda i: np.zeros(0, np.float32))
     assert float(pair.reduce("sum", nothing, axis=0)) == float(pair.reduce("mean", nothing, axis=0)) == 0.0
 

@@ -60,6 +60,8 @@ def test_what_a_step_uses_is_found_by_name() -> None:
         "argument_0", "optimizer", "params", "save_", "train_", "weights", "weights_2",
     }  # fmt: skip
     assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
+    whole = {"first": v, "second": line.w}  # found after v
+    assert list(objects_of(lambda x: (v.value, whole["second"].value))) == ["v", "whole"]
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
 
 

@@ -142,6 +142,10 @@ def test_a_collective_slows_the_kernels_of_a_gpu() -> None:
         ScheduleWalk(module, gpu, ProgramDevices({"replica": 2})).run(lambda use, s=s: s) for s in (0.0, 0.002)
     )
     assert alone.seconds < beside.seconds < alone.seconds + 0.002
+    text = f"ENTRY %main (x: {ARRAY}) -> {ARRAY} {{\n  %x = {ARRAY} parameter(0)\n  %k = {ARRAY} negate(%x)\n"
+    found = ScheduleWalk(parse(f"{text}  ROOT %z = {ARRAY} negate(%k)\n}}"), gpu, ProgramDevices({"replica": 2}))
+    quiet = found.run(lambda use: 0.0)
+    assert quiet.seconds == pytest.approx(sum(kernel.kernel.seconds for kernel in quiet.kernels.values()))
 
 
 def timeline(lines: str, inside: str = "") -> Timeline:
