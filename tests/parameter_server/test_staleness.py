@@ -34,7 +34,7 @@ def test_it_is_measured_and_bounded(bound: int | None) -> None:
         assert report.staleness_p99 == 0
 
 
-_hold = threading.Event()
+_hold, _holds = threading.Event(), threading.Event()
 """What a function waits for: workers are threads of this process."""
 
 
@@ -44,19 +44,22 @@ def test_a_report_has_what_each_worker_did_and_what_was_stale() -> None:
         v = replicax.Variable(0.0, name="v")
 
     def add_later(others: int) -> None:
-        from tests.parameter_server.test_staleness import _hold
+        from tests.parameter_server.test_staleness import _hold, _holds
 
         if others:
             v.numpy()
+            _holds.set()
             _hold.wait(100)
         v.assign_add(1.0)  # what is based on nothing is not stale
 
     _hold.clear()
+    _holds.clear()
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(add_later, args=(0,)).fetch(100)
         coordinator.join(100)
         wait_until_ready(coordinator)
         coordinator.schedule(add_later, args=(9,))
+        assert _holds.wait(100)
         began = time.monotonic()
         for _ in range(9):
             coordinator.schedule(add_later, args=(0,)).fetch(100)
