@@ -1,4 +1,4 @@
-"""Finds steps in which nothing differs between replicas, so that each of them computes everything."""
+"""Finds training steps in which nothing differs between replicas, so that each of them computes everything."""
 
 from __future__ import annotations
 
