@@ -155,6 +155,8 @@ class Partition:
         [jaxpr] = _jax.sub_jaxprs(equation)
         known = _narrowing_casts(jaxpr)
         casts = [known.get(v) if isinstance(x, Piece) else None for v, x in zip(jaxpr.invars, operands, strict=True)]
+        if all(c is None for c in casts):
+            return self.on_whole(equation, operands)  # as the same program, which is lowered once for all its uses
         invars = [v if c is None else c.outvars[0] for v, c in zip(jaxpr.invars, casts, strict=True)]
         operands = [x if c is None else self.elementwise(c, [x], {}) for x, c in zip(operands, casts, strict=True)]
         done = set(map(id, casts))
