@@ -90,14 +90,10 @@ def _encoded_item(item: Any, buffers: list[bytes]) -> Any:
                 _encoded_item(np.asarray(jax.random.key_data(item)), buffers),
             ]
         return ["jax", _encoded_item(np.asarray(local_array(item)), buffers)]
-    if kind is np.ndarray and not item.dtype.hasobject:
-        return [
-            "array",
-            item.dtype.name,
-            list(item.shape),
-            *_kept_at(np.ascontiguousarray(item).tobytes(), buffers),
-        ]
-    if isinstance(item, np.generic) and not item.dtype.hasobject:
+    if kind is np.ndarray and _has_a_name(item.dtype):
+        name = item.dtype.name
+        return ["array", name, list(item.shape), *_kept_at(np.asarray(item, name).tobytes(), buffers)]
+    if isinstance(item, np.generic) and _has_a_name(item.dtype):
         return ["scalar", _encoded_item(np.asarray(item), buffers)]
     if isinstance(item, np.dtype):
         return ["dtype", item.name]
@@ -140,7 +136,7 @@ def _decoded_node(node: Any, buffers: memoryview) -> Any:
         return bytes(_part(start, length, buffers))
     if tag == "array":
         name, shape, start, length = rest
-        return np.frombuffer(_part(start, length, buffers), _dtype(name)).reshape(shape).copy()
+        return np.frombuffer(_part(start, length, buffers), np.dtype(name)).reshape(shape).copy()
     if tag == "scalar":
         return _decoded_node(rest[0], buffers)[()]
     if tag == "jax":
@@ -148,7 +144,7 @@ def _decoded_node(node: Any, buffers: memoryview) -> Any:
     if tag == "key":
         return jax.random.wrap_key_data(jnp.asarray(_decoded_node(rest[1], buffers)), impl=rest[0])
     if tag == "dtype":
-        return _dtype(rest[0])
+        return np.dtype(rest[0])
     if tag == "enum":
         return _classes[rest[0]][rest[1]]  # type: ignore[index]
     if tag == "object":
@@ -174,11 +170,9 @@ def _part(start: int, length: int, buffers: memoryview) -> memoryview:
     return buffers[start : start + length]
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    dtype = np.dtype(getattr(jnp, name, name))  # JAX's own are not known to NumPy by their names
-    if dtype.hasobject:
-        raise ValueError(f"an array of dtype {name}")
-    return dtype
+def _has_a_name(dtype: np.dtype[Any]) -> bool:
+    """Return whether the name of a dtype says all of it but the byte order, as of numbers."""
+    return not dtype.hasobject and dtype.newbyteorder("=") == dtype.name
 
 
 # --- errors ---------------------------------------------------------------------------------------------
