@@ -104,18 +104,22 @@ def test_arrays_in_the_memory_of_the_host(tmp_path, monkeypatch, largest) -> Non
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_random_keys(tmp_path, generator) -> None:
     key = jax.random.key(5, impl=generator)
-    objects = {"key": key, "keys": jax.random.split(key, 3)}
-    checkpoint = replicax.Checkpoint(key=jax.random.key(0, impl=generator), keys=jax.random.split(key, 3)[::-1])
+    objects = {"key": key, "keys": jax.random.split(key, 3), "placed": jax.random.split(key, 4)}
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    objects["placed"] = jax.device_put(objects["placed"], jax.NamedSharding(mesh, jax.P("x")))
+    checkpoint = replicax.Checkpoint(
+        key=jax.random.key(0, impl=generator), keys=objects["keys"][::-1], placed=objects["placed"][::-1]
+    )
     replicax.Checkpoint(**objects).save(tmp_path / "a")
     checkpoint.restore(tmp_path / "a")
     for name, value in objects.items():
         found = getattr(checkpoint, name)
-        assert found.dtype == value.dtype
+        assert (found.dtype, found.sharding) == (value.dtype, value.sharding)
         np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(value))
     assert jax.random.normal(checkpoint.key) == jax.random.normal(key)
     other = "rbg" if generator == "threefry2x32" else "threefry2x32"
     with pytest.raises(ValueError, match=f"key: saved was {generator} keys"):
-        replicax.Checkpoint(key=jax.random.key(0, impl=other), keys=objects["keys"]).restore(tmp_path / "a")
+        replicax.Checkpoint(**objects | {"key": jax.random.key(0, impl=other)}).restore(tmp_path / "a")
 
 
 def test_plain_values_come_back_by_value(tmp_path) -> None:
@@ -288,6 +292,15 @@ def test_inside_a_scope_and_in_debug_mode(tmp_path) -> None:
         assert run.values() == values
         run.go(1)
     run.go(1)
+
+
+def test_an_array_that_was_donated_is_told_by_its_name(tmp_path) -> None:
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0), state={"x": jnp.ones(3)})
+    state = jax.jit(lambda state: {"x": state["x"] + 1}, donate_argnums=0)(checkpoint.state)
+    with pytest.raises(RuntimeError, match="the array state/x has been deleted, .*assign what such a function returns"):
+        checkpoint.save(tmp_path / "a")
+    checkpoint.state = state
+    checkpoint.save(tmp_path / "a")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_])  # NumPy takes any object for a bool

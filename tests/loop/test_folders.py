@@ -60,8 +60,9 @@ def test_what_a_step_uses_is_found_by_name() -> None:
         "argument_0", "optimizer", "params", "save_", "train_", "weights", "weights_2",
     }  # fmt: skip
     assert objects_of(line.step).keys() == {"w", "optimizer", "seen", "mean"}
-    whole = {"first": v, "second": line.w}  # found after v
-    assert list(objects_of(lambda x: (v.value, whole["second"].value))) == ["v", "whole"]
+    for kind in (dict, type("Table", (dict,), {})):
+        whole = kind(first=v, second=line.w)  # found after v
+        assert list(objects_of(lambda x: (v.value, whole["second"].value))) == ["v", "whole"]  # noqa: B023
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
 
 
@@ -73,8 +74,9 @@ def test_a_module_without_variables_of_its_own_is_left_out() -> None:
         return net.apply(replicax.as_arrays(params), x)
 
     assert list(objects_of(step)) == ["params"]
-    with pytest.raises(TypeError, match="Checkpoint: net is "):
-        replicax.Checkpoint(net=net).save("unused")
+    for module in (net, net.bind(replicax.as_arrays(params))):  # whose variables are arrays
+        with pytest.raises(TypeError, match="Checkpoint: net is "):
+            replicax.Checkpoint(net=module).save("unused")
 
 
 def test_what_a_step_uses_may_be_made_later() -> None:
@@ -93,6 +95,11 @@ def test_what_a_wrapped_function_uses_is_found(made: Callable[..., Any]) -> None
     with strategy_of(1).scope():
         v = replicax.Variable(0.0, name="v")
     assert list(objects_of(made(lambda x: v.value * x))) == ["v"]
+    for wrapped in (
+        replicax.loop.accumulated(made(lambda x: v.value * x), 2),
+        replicax.loop.Precision("bf16")(made(lambda x: v.value * x)),
+    ):
+        assert list(objects_of(wrapped)) == ["v"]
 
 
 def test_what_a_wrapper_wraps_has_the_name_that_the_wrapper_gives_it() -> None:

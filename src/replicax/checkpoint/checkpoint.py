@@ -128,6 +128,7 @@ class Checkpoint:
           CheckpointError: this save or the previous one failed; says why. No file of it is left.
           ValueError: the place of an iterator can't be saved.
           VariableLostError: a variable has no value.
+          RuntimeError: a JAX array has none, as it was donated to a function.
           AbsentDeviceError: the variables are on devices that are only described, and have no values.
           ContextError: called in a step.
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.checkpoint.array_leaves import ArrayLeaf
@@ -63,10 +64,16 @@ class HostCopier:
             for name, pieces in self._sent.items():
                 data = {position: np.asarray(sent[name][position]) for position in positions[name]}
                 others |= {(name, piece.block): data[piece.position][piece.cut or ...] for piece in pieces}
-        except Exception:
+        except Exception as error:
             for name in self._names:
-                if isinstance(variable := leaves[name].owner, Variable):
-                    variable.stored()  # raises with the reason, if it is lost
+                if isinstance(owner := leaves[name].owner, Variable):
+                    owner.stored()  # raises with the reason, if it is lost
+                elif isinstance(owner, jax.Array) and owner.is_deleted():
+                    raise RuntimeError(
+                        f"Checkpoint: the array {name} has been deleted, as by a function to which it was donated "
+                        "(jax.jit(donate_argnums=…)): before a save, assign what such a function returns to the "
+                        "checkpoint's attribute, checkpoint.state = state"
+                    ) from error
             raise
 
         def found() -> dict[Place, HostArray]:

@@ -181,8 +181,7 @@ class Leaves:
         self._inside[name] = self._below(value)
         tree = value.state if isinstance(value, Optimizer) else value.variables
         for path, variable in jax.tree_util.tree_flatten_with_path(registered(tree), is_leaf=is_leaf)[0]:
-            if isinstance(variable, Variable):
-                self._put_leaf("/".join([name, *map(_word, path)]), self._leaf(name, variable))
+            self._put_leaf("/".join([name, *map(_word, path)]), self._leaf(name, variable))
 
     def _below(self, value: Any) -> list[int]:
         """The ids of the variables inside an optimizer or a metric."""
@@ -224,13 +223,16 @@ def _same_layout(leaf: Any, before: Any) -> bool:
 
 
 def has_variables(value: Any) -> bool:
-    """Return whether ``value`` is a metric, or another object that lists its variables."""
+    """Return whether ``value`` is a metric, or another object that lists its variables, all of them Replicax's."""
     if isinstance(value, Variable):
         return False
     try:
-        return isinstance(getattr(value, "variables", None), Mapping)
+        variables = getattr(value, "variables", None)
     except Exception:  # a property that has no value now: Flax Linen's modules have variables only inside of apply
         return False
+    if not isinstance(variables, Mapping):
+        return False
+    return all(isinstance(v, Variable) for v in jax.tree_util.tree_leaves(registered(variables), is_leaf=is_leaf))
 
 
 def _is_function(value: Any) -> bool:
