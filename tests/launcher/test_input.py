@@ -6,6 +6,8 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -128,6 +130,24 @@ def refused(capsys, *words: str) -> str:
 )
 def test_wrong_input(folder, capsys, words, message) -> None:
     assert message in refused(capsys, *words)
+
+
+def test_a_package_that_is_installed_to_be_edited_is_found(folder, tmp_path_factory, monkeypatch, capsys) -> None:
+    """It has a finder of its own, and its folder is not in ``sys.path``."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "train.py").touch()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None) -> ModuleSpec | None:
+            found = ModuleSpec(name, None, is_package=True)
+            found.submodule_search_locations = [str(elsewhere)]
+            return found if name == "mine" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert main(["launch", "--workers", "1", "--dry-run", "-m", "mine.train"]) == 0
+    capsys.readouterr()
+    assert "there is no module 'mine.no' here" in refused(capsys, "--workers", "2", "-m", "mine.no")
 
 
 def test_gpus_that_are_not_there(folder, capsys, monkeypatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import pty
 import subprocess
 import time
 from types import SimpleNamespace
 
 from replicax.launcher import console
-from replicax.launcher.log_files import LONGEST_LINE, WorkerOutput
+from replicax.launcher.log_files import LONGEST_LINE, LogFile, WorkerOutput
 from tests.launcher.launches import COMMAND, ROOT, Launch, launched, said
 
 PRINT = """
@@ -130,6 +131,15 @@ def test_files_have_every_byte_of_lines_that_are_too_long_to_show(tmp_path) -> N
     assert kept == b"a" * (3 * LONGEST_LINE) + b"\n" + bars + b"\n"
     assert launch.stdout.splitlines()[-1] == f"[0] bar {LONGEST_LINE // 4 - 1:06}"
     assert max(map(len, launch.stdout.splitlines())) <= 2 * LONGEST_LINE + len("[0] ")
+
+
+def test_a_launch_goes_on_when_the_disk_is_full(capfd) -> None:
+    file = LogFile(pathlib.Path("/dev/full"), console.Console(1, None))
+    for _ in range(2):
+        file.write(b"a line\n")
+    file.close()
+    told = "[launch] /dev/full can't be written any more (No space left on device); the launch goes on without it\n"
+    assert capfd.readouterr().err == told
 
 
 def test_of_several_progress_bars_the_first_workers_is_shown(capfd, monkeypatch) -> None:

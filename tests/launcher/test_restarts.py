@@ -60,6 +60,17 @@ def test_a_place_that_fails_twice_in_a_row_is_given_up_if_enough_are_left() -> N
         policy.after(fault(1, worker=0))
     assert policy.places == [0, 1]  # fewer are not allowed
     assert (policy.resizes, policy.faults) == (2, 7)
+    policy = RestartPolicy(LaunchSettings(PROGRAM, 4, 2))
+    for is_certain in (True, False, True):  # whose fault the second was is unknown
+        cause = Ending(1, -9, 1.0, is_certain=is_certain)
+        policy.after(AttemptResult((cause,), cause))
+    assert policy.places == [0, 1, 2, 3]
+
+
+def test_the_number_of_workers_changes_so_often() -> None:
+    policy = RestartPolicy(LaunchSettings(PROGRAM, 3, 1, max_resizes=2))
+    found = [(policy.after(AttemptResult((), resize=change)).pause, [*policy.places]) for change in (-1, 1, -1)]
+    assert found == [(0.0, [0, 1]), (0.0, [0, 1, 2]), (None, [0, 1, 2])]
 
 
 def test_with_several_hosts_the_scheduler_starts_again() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from replicax.launcher.watchdog import hang_watch
-from replicax.launcher.watchdog.hang_watch import Condition, Hang, WorkerMonitor, WorkerStatus, find_hang
+from replicax.launcher.watchdog.hang_watch import Condition, Hang, HangWatch, WorkerMonitor, WorkerStatus, find_hang
 from replicax.launcher.watchdog.stragglers import StragglerWatch
 from replicax.workers.heartbeat_page import LONG, UNKNOWN, HeartbeatPage, Phase, Usage
 
@@ -258,6 +258,24 @@ def test_python_that_computes_is_judged_after_long_and_only_if_all_others_wait_f
     assert (named(hang), hang.is_certain) == ([1], True)
     assert find_hang([INSIDE, computes, dataclasses.replace(BUSY, worker=2)], TIMEOUT) is None
     assert find_hang([computes], TIMEOUT) is None
+
+
+def test_the_user_is_told_once_of_a_worker_that_computes_for_long_and_of_one_that_is_slow(monkeypatch) -> None:
+    said: list[str] = []
+    watch = HangWatch(TIMEOUT, True, said.append)
+    for worker in (0, 1):
+        watch.variables(worker)
+    told = []
+    for seconds in (59.0, 60.0, 61.0, 1.0, 60.0):
+        found = signs(1, Condition.COMPUTING, seconds, where="after run 7", limit=300.0)
+        monkeypatch.setattr(WorkerMonitor, "look", lambda monitor, *_, f=found: f if monitor._worker else BUSY)
+        assert watch.look({0: 1, 1: 2}) is None
+        told.append(len(said))
+    assert told == [0, 1, 1, 1, 2]
+    assert said[1].startswith("worker 1 has been computing for 60 s after run 7, and has not made another step; if all")
+    monkeypatch.setattr(StragglerWatch, "look", lambda *_: "worker 1 is slow")
+    watch.look({0: 1})
+    assert said[2:] == ["worker 1 is slow"]
 
 
 # --- stragglers -----------------------------------------------------------------------------------------

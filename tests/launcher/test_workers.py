@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from replicax.cli import main
-from replicax.launcher import LaunchError
+from replicax.launcher import LaunchError, device_allocation, rendezvous
 from replicax.launcher.device_allocation import allocate_devices
 from tests.cli.unread_output import unread_output
 from tests.launcher.launches import ROOT, launched
@@ -110,7 +110,12 @@ def test_emulated_devices_and_threads(tmp_path) -> None:
             assert environment["OMP_NUM_THREADS"] == str(threads)
 
 
-def test_gpus_are_divided(tmp_path) -> None:
+def test_gpus_are_divided(tmp_path, monkeypatch) -> None:
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(device_allocation, "Path", lambda path: tmp_path)
+    found = allocate_devices(2, None, {"JAX_PLATFORMS": "cuda"})
+    assert (found.gpus, str(found)) == ((("0",), ("1",)), "1 GPU(s) each")  # CUDA numbers them from 0
     there = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,GPU-abc,5,-1,7"}
     shares = allocate_devices(2, None, there)
     assert shares.gpus == (("0", "1"), ("GPU-abc", "5"))
@@ -129,6 +134,19 @@ def test_gpus_are_divided(tmp_path) -> None:
     assert allocate_devices(1, None, {"JAX_PLATFORMS": "tpu"}).gpus is None
     with pytest.raises(LaunchError, match="there are 0 .none visible"):
         allocate_devices(2, None, there | {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize("of_kernel", ["32768\t60999", "1024\t65535", ""])  # for outgoing connections
+def test_workers_have_free_ports_of_their_own(tmp_path, monkeypatch, of_kernel) -> None:
+    monkeypatch.setattr(rendezvous, "_RANGE", tmp_path / "range")
+    (tmp_path / "range").write_text(of_kernel)
+    port = rendezvous.free_port("127.0.0.1")
+    assert (20000 <= port < 32768) if of_kernel[:4] != "1024" else port >= 1024
+    assert not rendezvous.is_taken("127.0.0.1", port)
+    found = iter([port, port, port + 1])
+    monkeypatch.setattr(rendezvous, "free_port", lambda host: next(found))
+    addresses = rendezvous.on_this_machine(2, None, None).addresses
+    assert addresses == (f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}")
 
 
 def test_a_dry_run_prints_commands_that_do_the_same_and_starts_nothing(tmp_path) -> None:

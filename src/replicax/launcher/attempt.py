@@ -151,10 +151,7 @@ class Attempt:
 
     def _read_output(self, pipe: Any, worker: int, stream: Any) -> bool:
         """Read a piece of a worker's output; returns whether there was one."""
-        try:
-            piece = pipe.read(_PIECE)
-        except OSError:
-            piece = b""
+        piece = pipe.read(_PIECE)
         if piece:
             self._outputs[worker].add(stream, piece)
             return True
@@ -176,7 +173,7 @@ class Attempt:
             self._say(f"{signum.name}: the workers have {grace:g} s to end{again}")
             # Ctrl-C means to a worker what it would without a launcher; other signals ask it to save and leave.
             self._end_others(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, grace)
-        elif signum in RESIZING and self._settings.is_elastic and self._ending_since is None:
+        elif signum in RESIZING and self._ending_since is None:
             wanted = len(self._workers) + RESIZING[signum]
             if not self._settings.least <= wanted <= self._settings.workers:
                 self._say(
@@ -233,9 +230,8 @@ class Attempt:
             why = f"{hang.why}, for {status.seconds:.1f} s, {status.where}"
             if self._cause is None:
                 process = next(worker for worker in self._workers if worker.worker == status.worker)
-                self._cause = Ending(
-                    status.worker, -signal.SIGKILL, now - process.since, hang=why, is_certain=hang.is_certain
-                )
+                age = now - process.since
+                self._cause = Ending(status.worker, -signal.SIGKILL, age, is_certain=hang.is_certain)
             self._say(f"worker {status.worker} of {self._count} on {socket.gethostname()} hangs: {why}")
         seconds = self._watch.ask_for_stacks(hang)
         then = "the stacks of its threads follow" if seconds else "it can't show its stacks"

@@ -118,12 +118,6 @@ class Console:
         except OSError:  # the reader has ended, as in `| head`; the files have everything
             self._closed.add(stream)
 
-    def close(self) -> None:
-        """Leave the cursor at the start of a line."""
-        if self._drawn:
-            self._emit("stderr" if self._is_terminal["stderr"] else "stdout", b"\n")
-            self._drawn, self._drawn_of = b"", None
-
 
 def _cut_line(line: bytes, width: int) -> bytes:
     """Shorten a line to ``width`` columns; colours don't count."""

@@ -71,6 +71,8 @@ class LogFile:
         try:
             yield
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self.close()
             self._file = None
             self._console.say(
                 f"{self.path} can't be written any more ({error.strerror or error}); the launch goes on without it"

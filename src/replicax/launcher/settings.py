@@ -42,11 +42,6 @@ class LaunchSettings:
     backoff: float = 1.0  # seconds before the first attempt after a fault, doubled for each further one
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.workers:
-            raise LaunchError(
-                f"--workers {self.least}:{self.workers}: expected N:MAX with 1 <= N <= MAX, the fewest workers to go "
-                "on with, and how many to start with"
-            )
         for option, seconds in (
             ("--grace", self.grace),
             ("--backoff", self.backoff),

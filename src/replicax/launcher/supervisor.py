@@ -80,7 +80,6 @@ class Supervisor:
         try:
             return self._run(rendezvous, inbox)
         finally:
-            self._console.close()
             self._log.close()
             guard.dismiss()
 

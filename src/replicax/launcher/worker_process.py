@@ -32,7 +32,6 @@ class Ending:
     seconds: float  # for which it ran
     # How many processes on the whole machine the kernel killed meanwhile as memory ran out; ``None`` if it doesn't say.
     kills: int | None = None
-    hang: str | None = None  # why the launcher took it for hung and killed it, if it did
     is_certain: bool = True  # whether it is known to be at fault, rather than one of several that waited
 
     @property
@@ -73,8 +72,6 @@ class Ending:
         return 2
 
     def __str__(self) -> str:
-        if self.hang is not None:
-            return f"hangs: {self.hang}"
         if self.is_preemption:
             return f"has left, to be started again (exit code {self.status})"
         if not self.is_killed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -32,9 +31,6 @@ class WorkerProgram:
         first = self.words[1].rpartition(".")[2] if self.words[0] == "-m" else os.path.basename(self.words[0])
         return first.removesuffix(".py")
 
-    def __str__(self) -> str:
-        return shlex.join(self.words)
-
     def check(self) -> None:
         """Raise a LaunchError unless the program exists. Does not import it."""
         if self.words[0] == "-m":
@@ -61,8 +57,8 @@ def _check_module(name: str) -> None:
     for i in range(len(parts)):
         so_far = ".".join(parts[: i + 1])
         spec = PathFinder.find_spec(so_far, path) if path is not None and parts[i] else None
-        if spec is None and i == 0 and so_far in sys.stdlib_module_names:
-            return  # built in, or frozen
+        if spec is None and i == 0 and so_far:  # a package that is installed to be edited has its own finder
+            spec = next(filter(None, (finder.find_spec(so_far, None) for finder in sys.meta_path)), None)
         if spec is None:
             raise LaunchError(
                 f"there is no module {so_far!r} here ({os.getcwd()}) or in {sys.prefix}"
