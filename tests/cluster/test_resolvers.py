@@ -83,7 +83,11 @@ def test_the_forms_that_are_met_elsewhere(monkeypatch) -> None:
         ),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
-            r"task 2 of the job 'worker', whose 2 task\(s\) have the indices 0 to 1. Correct 'index' of 'task'",
+            r"task 2 of the job 'worker', whose 2 task\(s\) are 0, 1. Correct 'index' of 'task'",
+        ),
+        (
+            '{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}',
+            r"task 0 of the job 'worker', whose 0 task\(s\) are none. Correct",
         ),
     ],
 )
@@ -171,6 +175,8 @@ def test_jobs_are_put_together() -> None:
     assert union({"worker": ["a:1"]}, {"worker": ["b:1"]}, {"worker": ["b:1"]}) == PAIR
     assert union({"worker": {0: "a:1"}}, {"worker": {2: "c:1"}}) == {"worker": {0: "a:1", 2: "c:1"}}
     assert union({"worker": {1: "b:1"}}, PAIR) == PAIR
+    whole = [{"worker": [*tasks]} for tasks in (["a:1"], ["b:1"], ["a:1", "b:1"], ["c:1"])]
+    assert union(*whole) == {"worker": ["a:1", "b:1", "c:1"]}
 
 
 def test_a_task_has_its_index_in_the_concatenated_list() -> None:

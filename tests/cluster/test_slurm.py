@@ -181,6 +181,12 @@ def test_a_long_list_takes_no_time_and_is_cut_in_messages() -> None:
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize("written", ["", "2(x", "x2", "2(x2)(x3)"])
+def test_what_is_no_list_of_tasks(written) -> None:
+    with pytest.raises(ValueError, match="not the tasks of nodes as Slurm writes them"):
+        expand_tasks_per_node(written)
+
+
 @pytest.mark.parametrize("written", ["1(x999999999)", "999999999", "2(x99999)"])
 def test_too_many_tasks_are_refused(written) -> None:
     with pytest.raises(ValueError, match=r"stands for \d+ (nodes|tasks), and no cluster has more than 131072"):

@@ -89,8 +89,6 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
     started = time.monotonic()
     bind = bind_address(group)
     run_preflight(group, bind, started + min(seconds, 1e9))
-    if _jax.setting("jax_cpu_collectives_implementation") is None:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     left = max(_AFTER_PREFLIGHT, min(seconds, 1e6) - (time.monotonic() - started))
     jax.distributed.initialize(
         group.coordinator,

@@ -9,7 +9,7 @@ from typing import Any
 from replicax.argument_checks import as_integer
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
-from replicax.errors import shortened
+from replicax.errors import few, shortened
 from replicax.system.addresses import host_and_port
 from replicax.system.json_files import parsed
 
@@ -140,12 +140,11 @@ def _check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) -
             f"{VARIABLE}: this process is a task of the job {task_type!r}, and the cluster has the jobs "
             f"{', '.join(map(repr, spec.jobs))} only. Correct 'type' of 'task', or add the job to 'cluster'"
         )
-    if task_id is not None and task_id not in spec.task_indices(task_type):
-        tasks = spec.task_indices(task_type)
-        listed = f"0 to {len(tasks) - 1}" if tasks == list(range(len(tasks))) else ", ".join(map(str, tasks))
+    tasks = spec.task_indices(task_type)
+    if task_id is not None and task_id not in tasks:
         raise ValueError(
-            f"{VARIABLE}: this process is task {task_id} of the job {task_type!r}, whose {len(tasks)} task(s) have the "
-            f"indices {listed or 'of none'}. Correct 'index' of 'task', or add its address to 'cluster'"
+            f"{VARIABLE}: this process is task {task_id} of the job {task_type!r}, whose {len(tasks)} task(s) are "
+            f"{few([*map(str, tasks)], 8) or 'none'}. Correct 'index' of 'task', or add its address to 'cluster'"
         )
 
 
