@@ -14,7 +14,7 @@ from replicax.execution.many_steps.loop import Taken
 from replicax.loop.stop_requests import StopRequests
 from replicax.loop.wall_time import WallTime
 from replicax.pytrees import is_leaf, registered
-from replicax.values import PerReplica, Ragged, Stacked
+from replicax.values import PerReplica, Ragged
 from replicax.workers.replicas import Replicas
 
 
@@ -86,20 +86,11 @@ def examples_in(group: ElementGroup | Single) -> int:
     if isinstance(group, ElementGroup):
         if group.sizes is not None:
             return sum(map(sum, group.sizes))
-        if not group.arrays:
-            return 0
         return math.prod(group.arrays[0].shape[: 2 if group.bare else 3])
-    leaves = jax.tree_util.tree_leaves(registered(group.element), is_leaf=is_leaf)
-    if not leaves:
-        return 0
-    first: Any = leaves[0]
+    first: Any = jax.tree_util.tree_leaves(registered(group.element), is_leaf=is_leaf)[0]
     if not isinstance(first, PerReplica):
         return int(first.shape[0]) if first.ndim else 1
-    match first.form:
-        case Stacked(array) if first.mask is None:
-            return math.prod(array.shape[:2])
-        case Stacked() if first.mask is not None:
-            return int(first.mask.host.sum())
-        case Ragged(_, shapes):
-            return sum(shape[0] for shape in shapes)
-    return sum(int(v.shape[0]) for v in first.values)
+    form: Any = first.form
+    if isinstance(form, Ragged):
+        return sum(shape[0] for shape in form.shapes)
+    return math.prod(form.array.shape[:2]) if first.mask is None else int(first.mask.host.sum())

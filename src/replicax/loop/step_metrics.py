@@ -85,7 +85,7 @@ def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
     Raises:
       TypeError, ValueError: it is something else; names it.
     """
-    if isinstance(returned, Variable) or not isinstance(returned, Mapping):
+    if not isinstance(returned, Mapping):
         returned = {} if returned is None else {"loss": returned}
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(registered(dict(returned)), is_leaf=is_leaf)[0]:

@@ -117,8 +117,7 @@ def table(seconds: Mapping[str, float], attempts: int = 1) -> str:
     lines = [f"wall time of {attempts} attempts" if attempts > 1 else "wall time"]
     for kind, spent in seconds.items():
         if spent >= 0.05:
-            share = spent / total if total else 0.0
-            lines.append(f"  {kind:10} {spent:9.1f} s  {share:6.1%}  {_MEANINGS[kind]}")
+            lines.append(f"  {kind:10} {spent:9.1f} s  {spent / total:6.1%}  {_MEANINGS[kind]}")
     lines.append(f"  {'total':10} {total:9.1f} s")
     return "\n".join(lines)
 

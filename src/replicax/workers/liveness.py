@@ -234,7 +234,6 @@ class Liveness:
             )
             if self.index == 0:
                 if worker not in self._service.read().ends:  # it did not report its end itself
-                    self._dead.add(worker)
                     self._service.post_end(End(True, why, None, {}), worker)
             elif self._problem is None and not self._told:
                 self._since, self._problem = time.monotonic(), Problem.of_failure(worker, self.count, why)
