@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.checkpoint import complete_checkpoint
 from replicax.checkpoint.storage import manifest
 from replicax.checkpoint.storage.manifest import _own_hash
 
@@ -190,6 +191,19 @@ def test_a_disk_that_breaks_while_bytes_are_checked(run, monkeypatch, caplog) ->
     assert replicax.CheckpointManager(checkpoint, folder).restore_latest() == 2
     assert float(v.value[0]) == 2.0
     assert f"step-00000003: {broken} can't be read: Input/output error" in caplog.text
+
+
+def test_a_disk_that_breaks_after_bytes_were_checked(run, monkeypatch) -> None:
+    folder, _, checkpoint = run
+
+    def breaks(path: str) -> None:
+        for file in data_files(pathlib.Path(path)):
+            file.unlink()
+
+    monkeypatch.setattr(complete_checkpoint, "problem_of", breaks)
+    said = "was broken off at v: TensorStore could not read from .*step-00000003/arrays-0: .*restore another checkpoint"
+    with pytest.raises(replicax.errors.CheckpointError, match=said):
+        checkpoint.restore(folder / "step-00000003")
 
 
 def test_every_byte_counts(run) -> None:

@@ -132,7 +132,8 @@ def test_long_lists_are_cut(tmp_path) -> None:
 def test_a_part_on_request(tmp_path) -> None:
     replicax.Checkpoint(model={"w": variable(2), "head": variable(3)}, step=7).save(tmp_path / "a")
     model = {"w": variable(2, value=0), "new": variable(4, value=0)}
-    checkpoint = replicax.Checkpoint(model=model, step=0, more="text")
+    data = iter(strategy_of(1).distribute_dataset([np.zeros(2)]))
+    checkpoint = replicax.Checkpoint(model=model, step=0, more="text", data=data)
     checkpoint.restore(tmp_path / "a", partial=True)
     assert model["w"].numpy().tolist() == [1, 1]
     assert model["new"].numpy().tolist() == [0] * 4
@@ -235,3 +236,7 @@ def test_an_iterator_that_cannot_go_on_leaves_all_as_it_was(tmp_path) -> None:
     assert other.values() == before
     assert other.data.get_state() == coming
     assert len(other.coming()) == 8
+    left = run.data.get_state()
+    run.data.close()
+    run.checkpoint.restore(tmp_path / "a")  # a closed one goes on
+    assert run.data.get_state() == left

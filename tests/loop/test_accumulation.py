@@ -217,7 +217,7 @@ def test_a_mean_over_the_tokens_of_a_micro_batch_is_told_with_its_cures() -> Non
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_ratios_that_are_no_means_over_the_tokens_of_a_micro_batch(replicas: int) -> None:
-    """Of the sums of one example, in a Python loop; by the number of replicas; in a penalty for each micro-batch."""
+    """Of the sums of one example, in loops; by the number of replicas; in a penalty for each micro-batch."""
     strategy, rows = strategy_of(replicas), np.arange(1, 25, dtype=np.float32).reshape(8, 3)
     with strategy.scope():
         w = replicax.Variable(np.ones(3, np.float32), name="w")
@@ -226,7 +226,8 @@ def test_ratios_that_are_no_means_over_the_tokens_of_a_micro_batch(replicas: int
     def loss_of(x: Any) -> Any:
         norms = jnp.sum(x, axis=1)
         ratios = sum(jnp.sum(row * w) / jnp.sum(row) + jnp.sum(w) / norms[i] for i, row in enumerate(x))
-        share = ratios / replicax.get_replica_context().all_reduce("sum", 1) / (8 / replicas)
+        again = jax.lax.scan(lambda total, row: (total + jnp.sum(row * w + w) / jnp.sum(row), None), 0.0, x)[0]
+        share = (ratios + again) / 2 / replicax.get_replica_context().all_reduce("sum", 1) / (8 / replicas)
         return replicax.as_share(share) + replicax.scale_regularization_loss(
             jnp.sum(w**2) * jnp.sum(x) / jnp.sum(norms)
         )

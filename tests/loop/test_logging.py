@@ -159,6 +159,8 @@ def test_a_metric_is_one_number() -> None:
         mean.result = lambda result=result: result
         with pytest.raises(error, match=match):
             run_of(lambda x: None, metrics=[mean])
+    mean.result = lambda: 0.5  # of Python
+    assert run_of(lambda x: None, 2, metrics=[mean]).logged == [(2, {"mean": 0.5})]
 
 
 # --- when -----------------------------------------------------------------------------------------------
@@ -455,8 +457,13 @@ def test_a_run_that_goes_on_within_a_second_leaves_earlier_event_files(
     assert (before, before.read_bytes()) == (first, data)
 
 
-def test_without_the_package_event_files_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicax.system.packages.is_installed", lambda package: False)
+def test_without_the_package_there_are_no_event_files_and_a_log_of_ones_own_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("replicax.system.packages", "replicax.loop.training_loop"):
+        monkeypatch.setattr(f"{module}.is_installed", lambda package: False)
+    run_of(lambda x: x.sum(), 1, logs=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.csv", "attempts.jsonl"}
     with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):
         replicax.TensorBoardLog("logs")
 
@@ -570,6 +577,20 @@ def test_a_bar_with_many_numbers_is_whole_on_a_narrow_terminal(width: int) -> No
     shown = out.getvalue()
     assert "step 12,345 of 50,000 ━━" in shown
     assert all(part in shown for part in described(numbers).split("   "))
+
+
+def test_a_bar_moves_between_two_logs_but_not_at_every_step() -> None:
+    out, now = io.StringIO(), [0.0]
+    show = Progress(Console(file=out, force_terminal=True, width=80, color_system=None), clock=lambda: now[0])
+    run = types.SimpleNamespace(step=0, steps=100)
+    show.on_start(run)
+    for run.step in (40, 41):
+        now[0] += 0.2 if run.step == 40 else 0.05
+        show.advanced(run.step)
+        show._bar.refresh()
+    assert ("step 40 of 100" in out.getvalue(), "step 41 of 100" in out.getvalue()) == (True, False)
+    show.on_end(run)
+    assert "step 41 of 100" in out.getvalue()
 
 
 @pytest.mark.parametrize("name", ["loss[val]", "recall[/INST]", "top:100:"])

@@ -191,7 +191,8 @@ def test_loss_scaling_is_one_all_reduce_of_a_scalar() -> None:
 @pytest.mark.parametrize("kind", [pytest.param("bf16", marks=pytest.mark.soak), "fp16"])
 def test_train_computes_the_same_joined_or_not_and_over_an_interruption(kind: Any, tmp_path: pathlib.Path) -> None:
     data = batches((8, 8, 8, 5))
-    found = []
+    data[1]["y"][7] = 6e4  # which overflows in each pass
+    found, scales = [], []
     for name, per_call in (("one by one", 1), ("joined", 4), ("interrupted", 1)):
         model = MLP(strategy_of(2))
         for steps in (5, 12) if name == "interrupted" else (12,):
@@ -202,8 +203,9 @@ def test_train_computes_the_same_joined_or_not_and_over_an_interruption(kind: An
                 checkpoints=tmp_path if name == "interrupted" else None, precision=kind, progress=False,
             )  # fmt: skip
         found.append([v.numpy() for v in (*model.params.values(), *model.optimizer.variables, model.norm)])
+        scales.append(run.numbers.get("loss_scale"))
     assert run.resumed_at == 5
-    assert ("loss_scale" in run.numbers) == (kind == "fp16")
+    assert scales == [2.0**12 if kind == "fp16" else None] * 3
     for other in found[1:]:
         for mine, theirs in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(mine, theirs)

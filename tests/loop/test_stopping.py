@@ -295,6 +295,7 @@ def test_an_evaluation_that_waits_for_its_input_ends_by_a_signal() -> None:
         ({"evaluate": 5}, TypeError, "must be a function without arguments"),
         ({"evaluate": (len, *np.ones((2, 9, 9)))}, TypeError, r"or \(step, dataset\), got \(<built-in.{69}…$"),
         ({"profile": (1, 2)}, ValueError, "pass logs, too"),
+        ({"profile": 5, "logs": "unused"}, ValueError, "two steps, the second one larger"),
         ({"profile": (2, 1), "logs": "unused"}, ValueError, "two steps, the second one larger"),
         ({"callbacks": [replicax.EarlyStopping]}, TypeError, "pass an object, not the class"),
         (

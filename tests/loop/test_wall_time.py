@@ -205,6 +205,7 @@ def test_a_slower_worker_joins_as_many_steps_as_the_chief() -> None:
 def test_lines_that_are_no_attempts_are_left_out(tmp_path: pathlib.Path) -> None:
     path = tmp_path / NAME
     lines = [
+        '{"step": 1, "seconds": {}}',
         '{"resumed_at": 3}',
         "[" * 100_000,
         "7",

@@ -69,6 +69,9 @@ def test_a_run_that_workers_have_left_goes_on_where_it_was(tmp_path: pathlib.Pat
     logged = dict(expected[2])
     assert all(logged.get(step, loss) == loss for step, loss in [*losses, *resumed[2]])
     assert len(resumed[2]) >= 2
+    rows = (tmp_path / "parts" / "train.csv").read_text().splitlines()[1:]  # which the chief alone writes
+    numbers = [int(row.split(",")[0]) for row in rows]
+    assert numbers == sorted({*numbers})
 
 
 @pytest.mark.soak

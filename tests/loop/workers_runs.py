@@ -225,6 +225,7 @@ def saved(folder: str, when: str | None, steps: int) -> tuple[str, list[int], li
             dataset,
             steps,
             checkpoints=manager,
+            logs=folder,
             log_every=10,
             callbacks=[hit],
             progress=False,

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from replicax.errors import DeadlockError, WorkerError
+from replicax.workers.exchange import Alone
 from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
@@ -78,6 +79,11 @@ def test_an_error_is_raised_although_the_service_that_would_tell_the_others_has_
     worker = SimulatedWorkers.of(2)[1]
     worker.exchange = exchange  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the disk is full"), Lockstep(worker).failing_together("a restore"):
+        raise OSError("the disk is full")
+
+
+def test_an_error_that_no_worker_is_the_cause_of_is_raised_as_it_is() -> None:
+    with pytest.raises(OSError, match="the disk is full"), Lockstep(Alone()).explaining("the step 'train'"):
         raise OSError("the disk is full")
 
 

@@ -10,6 +10,7 @@ import pytest
 from replicax.errors import WorkerError
 from replicax.workers.launch_log import Label, LaunchLog
 from replicax.workers.liveness import Liveness
+from replicax.workers.status_board import Problem
 
 LOST = RuntimeError("Gloo all-reduce failed: Connection closed by peer")
 
@@ -79,6 +80,16 @@ def test_a_worker_that_failed_is_told_by_its_error_and_not_as_one_that_has_ended
     one.tell(OSError("the disk is full"))
     explained = str(zero.explained(LOST, "the step 'train'"))
     assert "as worker 1 of 2 (numbered from 0) has failed: OSError: the disk is full" in explained
+
+
+def test_of_workers_that_failed_the_one_that_was_first_is_told(service: Service) -> None:
+    zero, one, two = workers(service, "train", "train", "train")
+    one._problem = Problem.of_failure(2, 3, "OSError: the disk is full")
+    one.tell(WorkerError("worker 2 has failed"))
+    two.tell(OSError("the disk is full"))
+    zero._look()
+    with pytest.raises(WorkerError, match="worker 2 of 3 .* has failed: OSError: the disk is full"):
+        zero.check()
 
 
 def test_of_what_a_worker_has_told_the_latest_counts(service: Service) -> None:
