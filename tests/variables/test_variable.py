@@ -452,7 +452,9 @@ def test_it_acts_like_its_value() -> None:
 def test_conversions() -> None:
     v = replicax.Variable(2.0)
     assert (float(v), int(v), bool(v), v.shape, v.ndim, v.size) == (2.0, 2, True, (), 0, 1)
-    assert np.asarray(v) == 2.0
+    assert np.asarray(v) == complex(v) == 2.0
+    own = np.array(v)  # which NumPy lets its owner change
+    own[...] = 5.0
     assert len(replicax.Variable(jnp.zeros(4))) == 4
     with pytest.raises(TypeError, match="has no len"):
         len(v)
@@ -532,6 +534,7 @@ def test_it_can_be_waited_for(pair) -> None:
     v.value.delete()
     with pytest.raises(replicax.errors.VariableLostError):
         v.block_until_ready()
+    assert repr(v) == "<Variable 'v' float32[] mirrored on 2 replicas: no value any more>"
 
 
 def test_in_notebooks(pair) -> None:

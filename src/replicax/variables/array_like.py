@@ -31,7 +31,7 @@ class ArrayLike(NameHints, Opaque, abc.ABC):
         return self.read_value()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.asarray(self.read_value(), dtype)
+        return np.array(self.read_value(), dtype, copy=copy)
 
     def __getitem__(self, index: Any) -> Any:
         return self.read_value()[index]
@@ -73,6 +73,9 @@ class ArrayLike(NameHints, Opaque, abc.ABC):
 
     def __float__(self) -> float:
         return float(self.read_value())
+
+    def __complex__(self) -> complex:
+        return complex(self.read_value())
 
     def __index__(self) -> int:
         return operator.index(self.read_value())
