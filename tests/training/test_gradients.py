@@ -115,6 +115,19 @@ def test_gradients_of_gradients() -> None:
     assert (float(value), float(second)) == (27.0, 18.0)
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_derivative_by_copies_that_a_merge_call_combines(pair, executor) -> None:
+    with pair.scope():
+        own = replicax.Variable(2.0, name="own", synchronization="on_read", aggregation="sum")
+    loss = replicax.value_and_grad(lambda x: x * replicax.get_replica_context().merge_call(lambda s: own.value), [own])
+    x = pair.distribute_values_from_function(lambda ctx: 1.0 + ctx.replica_id_in_sync_group)
+    values, (gradient,) = pair.run(loss, args=(x,), options=replicax.RunOptions(executor))
+    assert [float(v) for v in pair.local_results(values)] == [4.0, 8.0]
+    assert [float(g) for g in pair.local_results(gradient)] == [3.0, 3.0]
+    with pytest.raises(replicax.errors.ContextError, match="Differentiate inside the step: strategy.run"):
+        replicax.value_and_grad(lambda: own.value, [own])()
+
+
 def test_it_passes_arguments_on() -> None:
     x = replicax.Variable(3.0)
     value, (grad,) = replicax.value_and_grad(lambda a, *, b: a * x + b, [x])(2.0, b=1.0)

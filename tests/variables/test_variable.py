@@ -479,6 +479,8 @@ def test_a_counter_is_shared_out_exactly(pair) -> None:
     assert int(v) == 7
     pair.run(lambda: replicax.get_replica_context().merge_call(lambda s: v.assign(5)))
     assert copies(v) == [3, 2]
+    with pytest.raises(replicax.errors.TraceError, match="variable 'v' .* was written inside a raw JAX transformation"):
+        jax.vmap(lambda x: (v.assign(x), x)[1])(jnp.arange(2))
 
 
 def test_on_read_variables_reduce_like_what_they_hold(pair) -> None:

@@ -140,9 +140,8 @@ class DerivedStore:
         _jax.renew_kept_programs()
 
     def copies(self, variable: Variable) -> PerReplica:
-        form = self.outer.copies(variable).form
-        assert isinstance(form, Local)
-        return PerReplica(Local(self.read(variable), form.communicator))
+        form, value = self.outer.copies(variable).form, self.read(variable)
+        return PerReplica(Local(value, form.communicator) if isinstance(form, Local) else Stacked(value))
 
 
 class Creations:

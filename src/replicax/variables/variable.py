@@ -39,7 +39,14 @@ from replicax.variables.initial_layout import Stored, layout_for
 from replicax.variables.layout import Copies, Layout, Split
 from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
-from replicax.variables.store import ConcreteStore, current_collection, current_store, run_across, use_store
+from replicax.variables.store import (
+    ConcreteStore,
+    check_write_trace,
+    current_collection,
+    current_store,
+    run_across,
+    use_store,
+)
 from replicax.workers.digests import digest
 
 if TYPE_CHECKING:
@@ -382,7 +389,8 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         return self._write(value)
 
     def _share_out(self, value: Any) -> Variable:
-        if _jax.current_trace() is _jax.eval_trace():
+        if not context.in_step():
+            check_write_trace(self, _jax.eval_trace())
             with jax.transfer_guard("allow"):  # of a value of the host, which each device needs
                 run_across(self, Variable._share_out, self, value)
             return self
