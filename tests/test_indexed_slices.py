@@ -195,7 +195,7 @@ def test_the_gradient_of_a_lookup(strategy: replicax.Strategy, tx: Any, executor
             optimizer = replicax.Optimizer(tx)
 
         def step(values: Any, indices: Any) -> None:
-            rows = IndexedSlices(values, indices, SHAPE)
+            rows = IndexedSlices(values, indices, list(SHAPE))
             optimizer.apply_gradients([(rows if sparse else rows.to_dense(), table)])
 
         for _ in range(3):
@@ -264,7 +264,7 @@ def test_transformations_batch_and_stack_slices() -> None:
     assert dense_of_each.shape == (4, *SHAPE)
     _, stacked = jax.lax.scan(lambda c, v: (c, IndexedSlices(v, jnp.array([0, 1]), SHAPE)), 0, jnp.ones((3, 2, 2)))
     assert stacked.indices.shape == (3, 2)
-    assert IndexedSlices([[1.0, 2.0]], [3], SHAPE).to_dense()[3].tolist() == [1, 2]
+    assert IndexedSlices([[1.0, 2.0], [3.0, 4.0]], [-6, 5], SHAPE).to_dense()[::5].tolist() == [[1, 2], [3, 4]]
 
 
 def test_rows_of_booleans_are_counted(pair: replicax.Strategy) -> None:

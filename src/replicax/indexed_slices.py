@@ -53,6 +53,7 @@ class IndexedSlices:
             raise TypeError(
                 f"IndexedSlices: shape must be that of the whole array, a tuple of ints, got {self.shape!r}"
             )
+        object.__setattr__(self, "shape", tuple(self.shape))
         if isinstance(self.indices, (list, tuple, np.ndarray)):
             check_rows(self.indices, self.shape, "IndexedSlices")
         for name in ("values", "indices"):
@@ -64,7 +65,7 @@ class IndexedSlices:
         if not self.shape or len(indices) != 1 or tuple(values) != (indices[0], *self.shape[1:]):
             row = ", ".join(["k", *map(str, self.shape[1:])])
             raise ValueError(
-                f"IndexedSlices: for an array of shape {tuple(self.shape)} the values must have shape [{row}] and the "
+                f"IndexedSlices: for an array of shape {self.shape} the values must have shape [{row}] and the "
                 f"indices [k], got {list(values)} and {list(indices)}"
             )
         if not jnp.issubdtype(self.indices.dtype, jnp.integer):

@@ -470,8 +470,8 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Variable:
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"{self.describe()}: {method} takes IndexedSlices, got {slices!r}")
-        if tuple(slices.shape) != self.shape:
-            raise ValueError(f"{self.describe()}: {method} got rows of an array of shape {tuple(slices.shape)}")
+        if slices.shape != self.shape:
+            raise ValueError(f"{self.describe()}: {method} got rows of an array of shape {slices.shape}")
         if isinstance(slices.values, PerReplica) or isinstance(slices.indices, PerReplica):
             raise LocalityError(
                 f"{self.describe()}: {method} got {slices!r}, rows of each replica. Combine them first with "
