@@ -75,7 +75,7 @@ def test_scores_of_one_class_are_compared_with_a_threshold(labels, dtype) -> Non
     assert accuracy_of(labels, scores[:, None]) == 0.75
     assert accuracy_of(labels[:, None], scores[:, None]) == 0.75
     assert accuracy_of(labels, scores - 0.55, threshold=0) == 0.75  # logits
-    assert accuracy_of(labels, scores, threshold=0.15) == 0.75
+    assert accuracy_of(labels, scores, threshold=np.float32(0.15)) == 0.75
 
 
 def test_classes_with_a_dim_of_their_own_are_classes() -> None:

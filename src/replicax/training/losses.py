@@ -102,7 +102,7 @@ def compute_average_loss(
         raise TypeError(
             f"compute_average_loss: global_batch_size must be an int, or a scalar array, got {global_batch_size!r}"
         )
-    elif isinstance(global_batch_size, int) and global_batch_size <= 0:
+    elif not isinstance(global_batch_size, jax.Array) and global_batch_size <= 0:
         raise ValueError(f"compute_average_loss: global_batch_size must be positive, got {global_batch_size}")
     # Half-precision floats can't count: 100,000 is infinite in float16.
     wide = jnp.float32 if losses.dtype.itemsize < 4 else losses.dtype

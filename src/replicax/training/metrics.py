@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.argument_checks import checked_name
+from replicax.argument_checks import checked_name, is_number
 from replicax.collectives import mask_of_rows
 from replicax.devices.host_values import as_array, check_numbers
 from replicax.errors import ContextError
@@ -158,9 +158,9 @@ class Accuracy(Mean):
     """
 
     def __init__(self, name: str | None = None, threshold: float | None = None) -> None:
-        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
+        if threshold is not None and not is_number(threshold):
             raise ValueError(f"Accuracy: threshold must be a number, such as 0.5, got {threshold!r}")
-        self.threshold = threshold
+        self.threshold = None if threshold is None else float(threshold)
         super().__init__(name)
 
     def update(self, labels: Any, predictions: Any, sample_weight: Any | None = None) -> None:  # type: ignore[override]
