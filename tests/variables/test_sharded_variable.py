@@ -13,7 +13,7 @@ import pytest
 import replicax
 from replicax.variables.layout import Mirrored, Split
 from replicax.variables.partitioners import over_all
-from tests.conftest import strategy_of
+from tests.conftest import shared_strategy, strategy_of
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 INITIAL = np.arange(21, dtype=np.float32).reshape(7, 3)
@@ -46,6 +46,7 @@ def test_each_replica_holds_a_piece_and_reads_the_whole(replicas: int, initial: 
 def test_the_largest_dim_that_divides_evenly_is_split(pair: replicax.Strategy) -> None:
     assert make(pair, jnp.zeros((9, 4))).layout == Split(dim=1, size=4, piece=2, replicas=2)
     assert make(pair, jnp.zeros((9, 3))).layout == Split(dim=0, size=9, piece=5, replicas=2)
+    assert make(shared_strategy(4, 2), jnp.zeros((9, 6))).layout == Split(dim=1, size=6, piece=3, replicas=2)
     assert make(pair, 1.0).layout == Mirrored()  # a scalar has nothing to split
 
 
@@ -137,17 +138,26 @@ def test_random_keys_are_not_split() -> None:
     [
         (replicax.variables.FixedShardsPartitioner(3), (10, 2), [3, 1]),
         (replicax.variables.FixedShardsPartitioner(3, dim=-1), (10, 2), [1, 2]),
+        (replicax.variables.FixedShardsPartitioner(3, dim=-2), (10, 2), [3, 1]),
         (replicax.variables.FixedShardsPartitioner(3), (), []),
         (replicax.variables.MinSizePartitioner(), (1 << 20,), [1]),
         (replicax.variables.MinSizePartitioner(max_shards=4), (1 << 20,), [4]),
         (replicax.variables.MinSizePartitioner(1 << 21, 4), (1 << 20,), [2]),
         (replicax.variables.MinSizePartitioner(1 << 30, 4), (1 << 20,), [1]),
         (replicax.variables.MinSizePartitioner(1, 100), (5, 5), [5, 1]),
+        (replicax.variables.MinSizePartitioner(1, 100, dim=1), (5, 4), [1, 4]),
         (replicax.variables.MaxSizePartitioner(1 << 20), (1 << 20,), [4]),
         (replicax.variables.MaxSizePartitioner(1 << 20, max_shards=3), (1 << 20,), [3]),
         (replicax.variables.MaxSizePartitioner(100), (10, 10), [5, 1]),
         (replicax.variables.MaxSizePartitioner(1), (4, 10), [4, 1]),
+        (replicax.variables.MaxSizePartitioner(80, dim=1), (10, 4), [1, 2]),
         (replicax.variables.MaxSizePartitioner(1), (), []),
+        (replicax.variables.MaxSizePartitioner(1), (0, 3), [1, 1]),
+        (over_all(4), (255,), [1]),
+        (over_all(4), (256,), [4]),
+        (over_all(4), (90, 8), [1, 4]),
+        (over_all(4), (90, 6), [4, 1]),
+        (over_all(4), (16, 16), [4, 1]),
     ],
 )
 def test_how_many_pieces(partitioner: Any, shape: tuple[int, ...], pieces: list[int]) -> None:
@@ -192,6 +202,16 @@ def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
             lambda: replicax.variables.FixedShardsPartitioner(2, dim=2)((3, 3), "float32"),
             r"dim 2 is out of range .* \(3, 3\)",
         ),
+        (
+            lambda: replicax.variables.FixedShardsPartitioner(2, dim=-3)((3, 3), "float32"),
+            r"dim -3 is out of range .* \(3, 3\)",
+        ),
+        (
+            lambda: replicax.variables.MaxSizePartitioner(1, dim="rows"),
+            "MaxSizePartitioner: dim must be an int, got 'rows'",
+        ),
+        (lambda: make(strategy_of(2), partitioner=lambda *_: 2), "must return a positive number for each .* got 2"),
+        (lambda: make(strategy_of(2), partitioner=lambda *_: ["2", 1]), r"a positive number for .* got \['2', 1\]"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: [2, 2]), r"variable 'v': the partitioner .* got \[2, 2\]"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: [2]), r"each of the 2 dims of \(7, 3\), .* got \[2\]"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: [0, 1]), r"must return a positive number .* got \[0, 1\]"),

@@ -43,5 +43,5 @@ class ShardedVariable(Variable):
     """
 
     def __init__(self, initial_value: Any, *, partitioner: Partitioner | None = None, **options: Any) -> None:
-        replicas = context.current_replicas().num_replicas
+        replicas = context.current_replicas().device_count
         super().__init__(initial_value, partitioner=partitioner or over_all(replicas, min_bytes=0), **options)
