@@ -514,11 +514,8 @@ def in_step() -> bool:
 
 
 def merging_replica() -> ReplicaContext | None:
-    """The replica that a ``merge_call`` on this thread has left; ``None`` outside merge calls."""
-    frames = _frames.get()
-    if not frames or frames[-1].replica is not None:
-        return None
-    return next((frame.replica for frame in reversed(frames) if frame.replica is not None), None)
+    """For code across replicas: the replica that a ``merge_call`` has left; ``None`` outside merge calls."""
+    return next((frame.replica for frame in reversed(_frames.get()) if frame.replica is not None), None)
 
 
 def may_run_here(replicas: Replicas) -> bool:

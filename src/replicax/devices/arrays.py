@@ -45,7 +45,7 @@ def put(
         if not value.is_fully_replicated:
             return jax.device_put(value, sharding)
         value = value.addressable_data(0)
-    if is_array and may_alias is False and _would_share(value, sharding):
+    if may_alias is False and _would_share(value, sharding):
         value = copied(value)
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding, may_alias=may_alias)

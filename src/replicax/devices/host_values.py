@@ -78,7 +78,7 @@ def own_copy(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, 
 
     Large copies are aligned so that CPU devices take them without another copy.
     """
-    if array.nbytes < _LARGE or array.dtype.hasobject:
+    if array.nbytes < _LARGE:
         return array.copy() if dtype is None else array.astype(dtype)
     copy = room_for(array.shape, array.dtype if dtype is None else np.dtype(dtype))
     copy[...] = array

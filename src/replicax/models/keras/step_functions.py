@@ -51,7 +51,7 @@ class StepFunction:
         self._statistics: set[int] = set()
         self._options = RunOptions("per_replica") if model.run_eagerly else None
         replicas = strategy.extended.replicas
-        self._is_alone = replicas.num_replicas == 1 and self._options is None and not replicas.lockstep.several
+        self._is_alone = replicas.num_replicas == 1 and self._options is None
         self._known: dict[Any, Dispatch] = {}
 
         def step(batch: Batch) -> Any:
