@@ -40,7 +40,7 @@ def arrays(strategy: replicax.Strategy) -> Any:
     return strategy.distribute_values_from_function(make)
 
 
-@pytest.mark.parametrize("replicas", soak_except([1, 2, 3], 2))
+@pytest.mark.parametrize("replicas", soak_except([1, 2, 3], 3))
 @pytest.mark.parametrize("options", soak_except(ALL, ALL[3]), ids=repr)
 def test_they_change_nothing_in_the_results(options: CommunicationOptions, replicas: int) -> None:
     strategy = strategy_of(replicas)

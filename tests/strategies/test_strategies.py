@@ -27,6 +27,8 @@ def test_the_default_strategy_runs_compiled() -> None:
 
     assert float(strategy.run(step, args=(2.0,))) == 3.0
     assert float(v) == 3.0
+    with jax.default_device(jax.devices()[3]):  # as set when the program begins
+        assert replicax.DefaultStrategy().extended.worker_devices == (jax.devices()[3],)
 
 
 def test_one_device_may_have_several_replicas() -> None:
