@@ -31,6 +31,7 @@ REASONS = {
     "manifest-flipped": "manifest.json is damaged: it does not fit its own hash",
     "manifest-emptied": "manifest.json can't be read: JSONDecodeError",
     "index-flipped": "index.json has other bytes than were written|index.json can't be read",
+    "index-binary": "index.json can't be read: 'utf-8' codec can't decode",
     "index-missing": "index.json is missing",
     "no-files": "has no manifest.json",
     "is-a-file": "it is a file, and no folder",
@@ -86,6 +87,8 @@ def damage(folder: pathlib.Path, how: str) -> None:
         os.truncate(manifest, 0)
     elif how == "index-flipped":
         flip(index)
+    elif how == "index-binary":
+        index.write_bytes(b"\xff" * index.stat().st_size)
     elif how == "index-missing":
         index.unlink()
     elif how == "no-files":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 
 import pytest
 
 from replicax.launcher.attempt import AttemptResult
+from replicax.launcher.device_allocation import DeviceAllocation
 from replicax.launcher.restarts import RestartPolicy
 from replicax.launcher.settings import LaunchSettings
+from replicax.launcher.supervisor import Supervisor
 from replicax.launcher.worker_process import Ending
 from replicax.launcher.worker_program import WorkerProgram
 from replicax.system.exit_codes import EXIT_PREEMPTED
@@ -238,3 +241,15 @@ def test_an_interrupt_in_the_pause_before_an_attempt_ends_the_launch(tmp_path) -
 def test_of_endings_at_the_same_time_the_cause_is_told_from_what_follows_from_it(statuses, cause) -> None:
     endings = [Ending(i, status, 1.0) for i, status in enumerate(statuses)]
     assert min(endings, key=lambda e: e.rank).worker == cause
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    assert str(Ending(0, -40, 1.0)) == "was ended by signal 40 (a real-time signal)"
+
+
+def test_a_port_that_the_user_chose_may_take_a_moment_to_be_free_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        supervisor = Supervisor(LaunchSettings(PROGRAM, 2, 2, port=port), DeviceAllocation(None, None, 1), {})
+        threading.Timer(0.2, taken.close).start()
+        assert supervisor._next_rendezvous().bind == f"127.0.0.1:{port}"

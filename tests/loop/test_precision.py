@@ -376,6 +376,8 @@ def test_a_step_that_would_not_compute_in_this_precision_is_told() -> None:
         strategy.run(Precision("bf16")(Precision("bf16")(without_update)), args=(x,))
     with pytest.raises(TypeError, match="without_update: a step with a loss scale stays in the process that has"):
         pickle.dumps(precision(without_update))
+    again = pickle.loads(pickle.dumps(Precision("bf16", keep=["y"])(replicax.compute_average_loss)))
+    assert (again.fn, repr(again.precision)) == (replicax.compute_average_loss, "Precision('bfloat16')")
     with pytest.raises(replicax.errors.ContextError, match="inside a step that is wrapped"):
         precision.unscale([v])
     dataset = strategy.distribute_dataset([x])

@@ -82,6 +82,10 @@ def test_mfu_is_what_the_steps_compute_over_the_peak_of_all_devices(name: str, m
     devices = 2 if name == "two" else 4
     steps_per_second = run.numbers["examples_per_second"] / 8
     assert run.numbers["mfu"] == pytest.approx(2 * 8 * 16 * 8 * steps_per_second / (1e9 * devices), rel=1e-6)
+    with replicax.debug():  # no program has all of a step
+        assert "mfu" not in replicax.train(step, dataset, 1, progress=False).numbers
+    uneven = strategy.distribute_dataset([np.ones((3, 16), np.float32)])
+    assert "mfu" not in replicax.train(step, uneven, 1, progress=False).numbers
 
 
 def test_two_devices_of_a_chip_have_its_peak_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,7 +269,8 @@ class Attempt:
         waited, limit = now - self._finished_at, self._settings.finish_timeout
         if limit is not None and waited >= limit:
             self._say(f"{self._waiting(waited)}: --finish-timeout {limit:g} is over, ending all")
-            self._cause = Ending(self._alive()[0].worker, 1, now)
+            first = self._alive()[0]
+            self._cause = Ending(first.worker, 1, now - first.since)
             self._end_others(signal.SIGTERM, FAULT_PATIENCE)
         elif waited >= self._notice_after:
             self._say(self._waiting(waited))
