@@ -108,6 +108,7 @@ def test_what_a_simple_resolver_says() -> None:
     assert resolver.master() == resolver.master("worker") == "grpc://m:1"
     assert resolver.master("worker", 0) == "grpc://a:1"
     assert resolver.num_accelerators() == resolver.num_accelerators("worker", 0) == {"GPU": 8}
+    assert SimpleClusterResolver(ClusterSpec({})).master("worker", 0) == ""  # there is nothing to connect to
     assert repr(resolver).startswith(
         "SimpleClusterResolver(ClusterSpec({'worker': ['a:1', 'b:1']}), task_type='worker'"
     )
@@ -183,6 +184,8 @@ def test_a_task_has_its_index_in_the_concatenated_list() -> None:
     first, second = simple(PAIR), simple({"worker": ["c:1"]}, task_type="worker", task_id=0)
     assert UnionClusterResolver(first, second).task_id == 2
     assert UnionClusterResolver(second, first).task_id == 0
+    unknown = UnionClusterResolver(simple(PAIR, task_type="worker"))
+    assert (unknown.task_type, unknown.task_id) == ("worker", None)
     elsewhere = simple({"ps": ["p:1"]}, task_type="worker", task_id=1)  # only the other has the addresses of its job
     assert UnionClusterResolver(first, elsewhere).task_id == 1
 

@@ -171,6 +171,17 @@ def test_a_thread_that_computes_does_not_hang() -> None:
         busy.end()
 
 
+def test_between_two_steps_the_thread_that_trains_counts_and_otherwise_the_process(worker, monkeypatch) -> None:
+    of_others = itertools.count(0.0, 0.25)  # half a processor, at two looks a second
+    monkeypatch.setattr(
+        hang_watch, "_process", lambda path: ("S", next(of_others) if path == worker.process.pid else 0.0)
+    )
+    hangs = worker.look(10.5)
+    assert (hangs.condition, hangs.is_overdue) == (Condition.HOST, True)
+    worker.page.phase = Phase.INPUT  # which other threads read
+    assert not worker.look(310.0).is_overdue
+
+
 def test_who_gets_no_processor_has_thirty_times_as_long(monkeypatch) -> None:
     """On a machine that is busy with something else: a thread that is ready to run all the time, and hardly does."""
     starved = Worker(sys.executable, "-c", "while True: pass")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from replicax.errors import WorkerError
-from replicax.workers.launch_log import Label, LaunchLog
+from replicax.errors import DeadlockError, WorkerError
+from replicax.workers.launch_log import Label, LaunchLog, RunningProgram
 from replicax.workers.liveness import Liveness
 from replicax.workers.status_board import Problem
 
@@ -80,6 +80,15 @@ def test_a_worker_that_failed_is_told_by_its_error_and_not_as_one_that_has_ended
     one.tell(OSError("the disk is full"))
     explained = str(zero.explained(LOST, "the step 'train'"))
     assert "as worker 1 of 2 (numbered from 0) has failed: OSError: the disk is full" in explained
+
+
+def test_a_worker_that_is_stuck_is_compared_too(service: Service) -> None:
+    zero, one = workers(service, "train", "evaluate")
+    recent = one._recent()["mirrored"]
+    one._service.post_stuck({"mirrored": RunningProgram("evaluate", 4, True, recent)})
+    zero._look()
+    with pytest.raises(DeadlockError, match="number 4 is 'train' on worker 0, and 'evaluate' on worker 1"):
+        zero.check()
 
 
 def test_of_workers_that_failed_the_one_that_was_first_is_told(service: Service) -> None:
