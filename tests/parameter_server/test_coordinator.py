@@ -303,6 +303,10 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
         v.assign_add(1.0)
         v.assign(3.0)
 
+    def assigns_and_adds() -> None:
+        rows.assign(jnp.full((2, 1), 5.0))
+        rows.scatter_add(row)
+
     with coordinator_of(strategy) as (coordinator, _):
         for fn, message in [
             (creates, "creates a variable"),
@@ -323,6 +327,8 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
             coordinator.schedule(lambda: strategy.run(lambda: rows.scatter_add(row))).fetch(WAIT)
         coordinator.schedule(lambda: strategy.run(lambda: rows.scatter_sub(row))).fetch(WAIT)
         assert rows.numpy().tolist() == [[1.0], [0.0]]
+        coordinator.schedule(lambda: strategy.run(assigns_and_adds)).fetch(WAIT)
+        assert rows.numpy().tolist() == [[6.0], [5.0]]
 
 
 def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:

@@ -111,8 +111,7 @@ class WorkerVariable(Variable):
         with using(is_part, True):
             combined = self._combined_value(signed) if self._in_replica() else signed
         self._write(current_store().read(self) + combined)
-        if _step() not in self._assigned_in:
-            self._note_added(jnp.asarray(combined, self.dtype))
+        self._note_added(jnp.asarray(combined, self.dtype))
         return self
 
     def _scatter(self, slices: IndexedSlices, change: Callable[[Any, IndexedSlices], Any], method: str) -> Any:
@@ -133,6 +132,8 @@ class WorkerVariable(Variable):
     # --- notes ------------------------------------------------------------------------------------------
 
     def _note_added(self, delta: Any) -> None:
+        if _step() in self._assigned_in:
+            return  # the value that is assigned after the step has it
         [note] = self._notes_for("added", [(self.shape, self.dtype)])
         step, store = _step(), current_store()
         total = store.read(note) + delta if step in self._noted_in else delta
@@ -236,8 +237,7 @@ class WorkerOptimizer(Optimizer):
             )
         with using(is_part, True):
             super().apply_gradients(gradients, variables, aggregate)
-        if step is not None:
-            self._applied_in.add(step)
+        self._applied_in.add(step)
 
     def _change_by(self, by_variable: dict[Variable, Any], further: dict[str, Any]) -> None:
         for variable, gradient in by_variable.items():
