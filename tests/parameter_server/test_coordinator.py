@@ -283,7 +283,10 @@ def test_what_can_not_be_sent_is_named(strategy: replicax.ParameterServerStrateg
             coordinator.schedule(print, args=(other.strategy,))
         with pytest.raises(replicax.errors.ContextError, match=r"schedule was called inside a step"):
             other.strategy.run(lambda: coordinator.schedule(uses_lock))
-        assert coordinator.join(WAIT).functions == 0
+        result = coordinator.schedule(lambda: 1)
+        with pytest.raises(ValueError, match=r"dataset_fn uses RemoteValue\(.*: use its value, from fetch\(\)"):
+            coordinator.create_per_worker_dataset(lambda: [result])
+        assert coordinator.join(WAIT).functions == 1
 
 
 def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerStrategy) -> None:

@@ -62,8 +62,8 @@ def test_what_a_waiting_function_uses_is_there(monkeypatch: pytest.MonkeyPatch) 
 
         def scheduled_and_gone() -> Any:
             with strategy.scope():
-                v = replicax.Variable(3.0, name="v")
-            iterator = iter(coordinator.create_per_worker_dataset(lambda: [1.0, 2.0]))
+                v, first = replicax.Variable(3.0, name="v"), replicax.Variable(1.0)
+            iterator = iter(coordinator.create_per_worker_dataset(lambda: [first.numpy(), 2.0]))
             return coordinator.schedule(lambda v, i: v.numpy() + next(i), args=(v, iterator))
 
         values = [scheduled_and_gone() for _ in range(5)]

@@ -177,10 +177,18 @@ class ClusterCoordinator:
 
         Raises:
           TypeError: ``dataset_fn`` is not a function, or can't be pickled.
+          ValueError: it uses the result of a scheduled function.
         """
         self._check_open("create_per_worker_dataset")
         checked_function(dataset_fn, "ClusterCoordinator.create_per_worker_dataset(dataset_fn)", "dataset_fn")
-        return PerWorkerDataset(self._cluster.dumps(dataset_fn, "dataset_fn"), self._cluster.home.definitions)
+        uses: list[Any] = []
+        pickled = self._cluster.dumps(dataset_fn, "dataset_fn", uses)
+        if results := [used for used in uses if isinstance(used, RemoteValue)]:
+            raise ValueError(
+                f"create_per_worker_dataset: dataset_fn uses {results[0]!r}, which only a scheduled function can wait "
+                "for: use its value, from fetch()"
+            )
+        return PerWorkerDataset(pickled, uses, self._cluster.home.definitions)
 
     # --- shutdown ---------------------------------------------------------------------------------------
 
@@ -273,7 +281,7 @@ class _Cluster:
         digest, stored = hashlib.sha256(data).hexdigest(), self._stored
         if len(data) <= _SENT_WITH_CALLS:
             return self.dispatcher.schedule(name, digest, data, pickled, uses)
-        known = stored.pop(digest) if digest in stored else self._actors.store(np.frombuffer(data, np.uint8))
+        known = stored.pop(digest, None) or self._actors.store(np.frombuffer(data, np.uint8))
         stored[digest] = known
         if len(stored) > _KEPT_FUNCTIONS:
             del stored[next(iter(stored))]

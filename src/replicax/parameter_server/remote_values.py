@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
@@ -78,8 +79,9 @@ class PerWorkerDataset:
     Not created by users. ``iter`` makes an iterator on each worker, to be passed to scheduled functions.
     """
 
-    def __init__(self, pickled_fn: bytes, definitions: Definitions) -> None:
+    def __init__(self, pickled_fn: bytes, uses: Sequence[Any], definitions: Definitions) -> None:
         self.reference = definitions.define_new("dataset", self, pickled_fn)
+        self._uses = uses  # keeps them alive: each worker makes the dataset when it needs it
         self._definitions = definitions
 
     def __iter__(self) -> PerWorkerIterator:
