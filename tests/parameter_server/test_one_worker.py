@@ -111,11 +111,14 @@ def test_functions_that_wait_are_not_run_after_an_error() -> None:
         assert v.numpy().tolist() == [6, 6]
 
 
-def test_a_copy_that_a_step_has_written_is_no_version_of_the_servers() -> None:
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_copy_that_a_function_has_written_is_no_version_of_the_servers(in_step: bool) -> None:
     """A worker runs again what another has done: its own copy has the change twice, and must not be kept."""
     strategy, v = one_worker()
 
     def fn() -> Any:
+        if not in_step:
+            return v.assign(v.numpy() + 1).numpy()
         return strategy.run(lambda: v.assign_add(jnp.ones(2)).read_value())
 
     with coordinator_of(strategy) as (coordinator, actors):
@@ -126,6 +129,15 @@ def test_a_copy_that_a_step_has_written_is_no_version_of_the_servers() -> None:
         coordinator.schedule(fn).fetch(WAIT)
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [2, 2]
         assert coordinator.schedule(fn).fetch(WAIT).tolist() == [3, 3]
+
+
+def test_a_worker_that_has_too_few_devices_is_an_error() -> None:
+    strategy, _ = one_worker(devices_per_worker=99)
+    too_few = pytest.raises(
+        replicax.errors.WorkerError, match=r"worker 0 has \d+ cpu device.*devices_per_worker is 99:"
+    )
+    with coordinator_of(strategy) as (coordinator, _), too_few:
+        coordinator.schedule(lambda: 1).fetch(WAIT)
 
 
 class Cancelled(BaseException):

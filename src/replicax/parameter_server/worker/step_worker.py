@@ -128,6 +128,7 @@ class StepWorker:
     def __init__(self, index: int, settings: WorkerSettings) -> None:
         for name, value in settings.jax.items():
             jax.config.update(name, value)
+        self._settings = settings
         self.server_variables = ServerVariables(Servers(()), settings.groups)  # which are defined with the first call
         self.strategy = WorkerStrategy(index, settings, self.server_variables)
         if settings.groups > 1:
@@ -145,7 +146,13 @@ class StepWorker:
         return collection
 
     def ready(self) -> int:
-        """The id of its process; answers once it has started."""
+        """The id of its process; answers once it has started. Raises a ``ValueError`` if its devices are too few."""
+        found = self.strategy.extended.worker_devices
+        if len(found) < self._settings.devices:
+            raise ValueError(
+                f"worker {self.strategy.worker_index} has {len(found)} {found[0].platform} device(s), and the "
+                f"strategy's devices_per_worker is {self._settings.devices}: pass that number"
+            )
         return os.getpid()
 
     # --- running ----------------------------------------------------------------------------------------
