@@ -214,7 +214,7 @@ def test_an_iterator_is_each_workers_own(strategy: replicax.ParameterServerStrat
     with coordinator_of(strategy) as (coordinator, _):
         iterator = iter(coordinator.create_per_worker_dataset(dataset))
         with pytest.raises(replicax.errors.ContextError, match="outside of a scheduled function"):
-            next(iterator)
+            list(iterator)
         found = coordinator.fetch([coordinator.schedule(lambda i: next(i), args=(iterator,)) for _ in range(20)])
         numbers = sorted(int(x[0]) for x in found)
         firsts, seconds = [n for n in numbers if n < 100], [n - 100 for n in numbers if n >= 100]

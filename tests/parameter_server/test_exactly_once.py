@@ -117,12 +117,13 @@ def _readable() -> UnreadableThing:
 
 def test_a_function_that_can_not_be_read_on_a_worker_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pickle is sent once; and what a worker can't read now, it may be able to read later."""
-    thing = UnreadableThing()
-
-    def fn() -> str:
-        return type(thing).__name__
-
     strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        it, thing = replicax.Variable(1.0, name="it"), UnreadableThing()
+
+    def fn() -> tuple[str, str]:
+        return type(thing).__name__, it.name
+
     with coordinator_of(strategy) as (coordinator, _):
         for _ in range(2):
             coordinator.schedule(fn)
@@ -131,4 +132,4 @@ def test_a_function_that_can_not_be_read_on_a_worker_says_so_each_time(monkeypat
             ):
                 coordinator.join(WAIT)
         monkeypatch.setattr(UnreadableThing, "is_readable", True)
-        assert coordinator.schedule(fn).fetch(WAIT) == "UnreadableThing"
+        assert coordinator.schedule(fn).fetch(WAIT) == ("UnreadableThing", "it")

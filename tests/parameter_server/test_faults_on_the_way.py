@@ -99,7 +99,10 @@ def test_a_change_that_a_server_can_not_make_is_an_error_of_its_function_once() 
         values: list[Any] = []
 
         def all_scheduled() -> None:
-            for _ in range(1, MANY):
+            for number in range(1, MANY):
+                if number == 4:
+                    coordinator.join(WAIT)
+                    assert v.numpy().tolist() == [4, 4]  # from now on only what changes is fetched
                 values.append(coordinator.schedule(fn))
             coordinator.join(WAIT)
 
