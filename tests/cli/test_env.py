@@ -51,7 +51,11 @@ def test_as_a_module() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_to_paste_into_an_issue(devices, capsys) -> None:
+def test_what_to_paste_into_an_issue(devices, capsys, tmp_path, monkeypatch) -> None:
+    for folder in ("left_by_pip-1.0.dist-info", "optax-0.0.1.dist-info"):  # the second is hidden by the one before it
+        (tmp_path / folder).mkdir()
+    (tmp_path / "optax-0.0.1.dist-info" / "METADATA").write_text("Name: optax\nVersion: 0.0.1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert main(["env"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"replicax:    {replicax.__version__}"
@@ -63,7 +67,7 @@ def test_what_to_paste_into_an_issue(devices, capsys) -> None:
     text = "\n".join(lines)
     assert "/me" not in text  # variables that don't matter stay at home
     assert "pytest" not in text  # as do packages for working on Replicax
-    assert " optax " in text
+    assert f" optax {importlib.metadata.version('optax')}" in text
 
 
 def test_what_is_not_well_is_in_it(devices, capsys) -> None:

@@ -89,14 +89,14 @@ def _text(report: dict[str, Any]) -> str:
 
 def _packages() -> dict[str, str]:
     """The versions of the installed packages that Replicax, its extras and JAX use; JAX's first."""
-    from replicax.cli.diagnosis.installed_packages import requirements_of
+    from replicax.cli.diagnosis.installed_packages import requirements_of, version_of
 
     needed = [*requirements_of("replicax"), *requirements_of("jax")]
     names = {"jax", "jaxlib", "libtpu"} | {r.name.lower() for r in needed if "dev" not in str(r.marker)} - {"replicax"}
-    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    there = (d.metadata["Name"] for d in importlib.metadata.distributions())  # None of a folder that pip has left
     versions = {
-        name: version
-        for name, version in installed.items()
+        name: version_of(name) or "?"
+        for name in {name.lower() for name in there if name}
         if name in names or re.match(r"jax-(cuda|rocm)\d+-|nvidia-(cublas|cudnn|nccl|cuda-runtime)\b", name)
     }
     return dict(sorted(versions.items(), key=lambda pair: (not pair[0].startswith("jax"), pair[0])))
