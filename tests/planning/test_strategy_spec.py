@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.extended.described_arguments import PaddedShapeDtypeStruct
 from replicax.planning import calibration
 from replicax.planning.calibration import measured_chip
 from replicax.planning.chip_specs import Chip
@@ -79,6 +80,8 @@ def test_the_batch_of_an_element() -> None:
     assert examples_of(element) == 6
     assert with_examples(element, 2) == {**element, "x": jax.ShapeDtypeStruct((2, 3), "float32")}
     assert with_examples(None, 2) is None
+    padded = with_examples(PaddedShapeDtypeStruct((6, 3), "float32"), 2)
+    assert (type(padded), padded.shape) == (PaddedShapeDtypeStruct, (2, 3))
     assert examples_of(3.0) is None
     with pytest.raises(ValueError, match="it has 5, 6 of them"):
         with_examples((element, jax.ShapeDtypeStruct((5,), "float32")), 2)

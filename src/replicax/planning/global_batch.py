@@ -68,7 +68,7 @@ def with_examples(element_spec: Any, examples: int | Fraction) -> Any:
     def changed(leaf: Any) -> Any:
         if not _has_examples(leaf):
             return leaf
-        return leaf.update(shape=(int(number), *leaf.shape[1:]))
+        return type(leaf)((int(number), *leaf.shape[1:]), leaf.dtype)  # padded, if it was
 
     return jax.tree.map(changed, element_spec)
 
