@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -32,6 +34,8 @@ def test_three_numbers_are_x_y_core() -> None:
     )
     assert planar == spatial
     assert hash(planar) == hash(spatial)
+    assert copy.deepcopy(planar) is planar
+    assert planar != "v3:2x2"
     assert planar.tpu_device_ordinal_at_coordinates((1, 0, 1)) == 3
     assert int(planar.hops((0, 0, 1), (1, 0, 0))) == 1
     assert int(planar.hops((0, 0, 1), (0, 0, 0))) == 0
@@ -116,9 +120,9 @@ def test_by_name(name, hosts, devices, text) -> None:
             {"mesh_shape": [2, 1, 1, 1], "device_coordinates": [[(0, 0, 0, 0)], []]},
             "device_coordinates must be integers",
         ),
-        (
-            {"mesh_shape": [2, 1, 1, 1], "device_coordinates": PAIR, "wrap": (True,)},
-            "wrap is a bool each for x, y and z",
+        *(
+            ({"mesh_shape": [2, 1, 1, 1], "device_coordinates": PAIR, "wrap": wrap}, "wrap is a bool each for x, y")
+            for wrap in ((True,), True)
         ),
         ({"mesh_shape": [2, 1, 1, 1], "device_coordinates": np.zeros((0, 4, 4), int)}, r"got \[0, 4, 4\]"),
         ({"serialized": b"rubbish"}, r"must be what Topology.serialized\(\) returned, got b'rubbish'"),

@@ -81,7 +81,7 @@ class Topology:
                 f"Topology: device {device} of task {task} is at {as_text(coordinates[task, device])}, outside the "
                 f"mesh of {as_text(mesh)}"
             )
-        if len(wrap) != 3:
+        if np.shape(wrap) != (3,):
             raise ValueError(f"Topology: wrap is a bool each for x, y and z, got {wrap!r}")
         self.name = name
         x, y, z, _ = mesh.tolist()
