@@ -55,8 +55,11 @@ def test_reduce_to_where_something_is(pair) -> None:
 def test_reduce_to_inside_a_step(pair, executor) -> None:
     v = make(pair)
     options = replicax.RunOptions(executor)
-    total = merged(pair, lambda s, x: s.extended.reduce_to("sum", x, v), ids(pair), options=options)
-    assert float(total) == 3.0
+    for where in (v, jnp.ones(2), ["cpu:1", "cpu:0"], pair.extended.worker_devices):
+        total = merged(
+            pair, lambda s, x, where=where: s.extended.reduce_to("sum", x, where), ids(pair), options=options
+        )
+        assert float(total) == 3.0
     with pytest.raises(ValueError, match="inside a step a result is on all replicas' devices.*id=3"):
         merged(pair, lambda s, x: s.extended.reduce_to("sum", x, "cpu:3"), ids(pair), options=options)
 
@@ -134,6 +137,8 @@ def test_reduce_to_has_the_rules_of_reduce(pair) -> None:
         )
     with pytest.raises(TypeError, match=r"value_destination_pairs\[1\] must be a pair \(value, destinations\), got 3"):
         pair.extended.batch_reduce_to("sum", [(ids(pair), None), 3])
+    with pytest.raises(TypeError, match=r"batch_reduce_to: expected a list of pairs \(value, destinations\), got 3"):
+        pair.extended.batch_reduce_to("sum", 3)
     with pytest.raises(TypeError, match="extended.reduce_to: destinations must be .* got 3"):
         pair.extended.reduce_to("sum", ids(pair), 3)
     assert pair.extended.reduce_to("mean", 1.0, None) == 1.0
@@ -247,6 +252,7 @@ def test_group_false_gives_a_list_for_each_device(pair) -> None:
         2,
         2,
     ]
+    assert pair.extended.update_non_slot(v, lambda: 1, group=False) == [1, 1]
     central = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"])
     with central.scope():
         of_each = replicax.Variable(0.0, synchronization="on_read", aggregation="sum")
@@ -290,6 +296,7 @@ def test_update_finds_what_differs_behind_its_back(pair) -> None:
         (lambda e, v: e.update(3, lambda v: v), TypeError, "expected a Variable, got 3"),
         (lambda e, v: e.update(v, lambda v: v), replicax.errors.ContextError, "belongs to"),
         (lambda e, v: e.update_non_slot(["cpu:6"], lambda: 1), ValueError, "expected the result of non_slot_devices"),
+        (lambda e, v: e.update_non_slot(v, lambda: 1), replicax.errors.ContextError, "belongs to"),
         (lambda e, v: e.non_slot_devices([v]), replicax.errors.ContextError, "belongs to"),
         (lambda e, v: e.non_slot_devices(v), TypeError, r"expected a list of variables, got .*of one: \[v\]"),
         (lambda e, v: e.non_slot_devices([3]), TypeError, "expected variables, got 3"),

@@ -55,13 +55,13 @@ def holds_variables(replicas: Replicas, devices: Sequence[jax.Device], where: An
     if isinstance(where, Variable):
         check_owner(where, replicas, "this is")
         return True
-    if isinstance(where, tuple | list) and where:
-        return _are(where, devices)
-    return where is None or (isinstance(where, str | jax.Device) and _are([where], devices))
+    if isinstance(where, str | jax.Device):
+        where = [where]
+    return where is None or (isinstance(where, tuple | list) and _are(where, devices))
 
 
-def _are(where: Any, devices: Sequence[jax.Device]) -> bool:
+def _are(where: Sequence[Any], devices: Sequence[jax.Device]) -> bool:
     """Whether ``where`` names exactly these devices, some of which may belong to other workers."""
-    if isinstance(where, tuple | list) and all(isinstance(d, jax.Device) for d in where):
+    if all(isinstance(d, jax.Device) for d in where):
         return set(where) == set(devices)
     return set(resolve_devices(where)) == set(devices)
