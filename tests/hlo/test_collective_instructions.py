@@ -115,7 +115,7 @@ def test_groups_in_several_slices_come_first() -> None:
 def test_a_permute() -> None:
     pairs = "source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"
     [use] = collectives_of(module_of(f"f32[8]{{0}} collective-permute(%x), {pairs}"), MESH)
-    assert (use.axes, use.members) == (("replica",), (0, 2, 4, 6))
+    assert (use.axes, use.groups) == (("replica",), ((0, 2, 4, 6), (1, 3, 5, 7)))
     line = "source_target_pairs={{0,2},{2,4}}"
     [use] = collectives_of(module_of(f"f32[8]{{0}} collective-permute(%x), {line}"), MESH)
     assert use.members == (0, 2, 4)

@@ -52,6 +52,7 @@ ENTRY %main (p: (s32[], (f32[4,8], f32[8,3]))) -> f32[4,3] {
     )
     found = module.computations["main"].instructions
     assert list(found) == ["p", "p#1", "p#1#0", "p#1#1", "z"]
+    assert module.computations["main"].root is found["z"]
     assert [str(a) for name in found["z"].operands for a in found[name].arrays] == ["f32[4,8]", "f32[8,3]"]
     assert (found["p#1#1"].opcode, found["p#1#1"].operands, found["p#1"].operands) == (
         "get-tuple-element",

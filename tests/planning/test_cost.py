@@ -120,6 +120,11 @@ NEXT, TWICE = "%next = s32[]{:T(128)} add(", "%twice = s32[]{:T(128)} multiply(%
         (f"{NEXT}%i, %one)", f"{NEXT}%i, %i)"),
         (f"{NEXT}%i, %one)", f"{TWICE}{NEXT}%twice, %one)"),
         (f"{NEXT}%i, %one)", f"{TWICE}{NEXT}%twice, %i)"),
+        (NEXT, NEXT.replace("add", "multiply")),
+        ("get-tuple-element(%p), index=0", "get-tuple-element(%p), index=1"),
+        ("tuple(%next", "opt-barrier(%next"),
+        ("tuple(%copied", "opt-barrier(%copied"),
+        ("constant(6)", "get-tuple-element(%q), index=0"),
         ("copy(%zero)", "reduce(%x, %zero), to_apply=%sum"),
     ],
 )
@@ -199,7 +204,7 @@ ENTRY %main (x: f32[1024]) -> f32[256] {
     assert kernel_of(module, module.computations["main"], start, CHIPS["v5e"]).bytes == 1024
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("fusions", [0, 1, 2])
 @pytest.mark.parametrize(
     ("update", "moved", "added"),
     [
@@ -207,22 +212,19 @@ ENTRY %main (x: f32[1024]) -> f32[256] {
         ("scatter(%a, %i, %b), to_apply=%add", 16 + 1 + 16 + 16, 16),  # which reads what it adds to
     ],
 )
-def test_what_is_written_into_an_array_in_place_counts_and_nothing_else_of_it(update, moved, added, is_fused) -> None:
-    put = f"""
-%put (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {{
+def test_what_is_written_into_an_array_in_place_counts_and_nothing_else_of_it(update, moved, added, fusions) -> None:
+    roots = [update, *(f"fusion(%a, %b, %i), kind=kLoop, calls=%put{n}" for n in range(fusions))]
+    names = [*(f"%put{n}" for n in range(fusions)), "ENTRY %main"]
+    text = "".join(
+        f"""
+{name} (a: f32[1024], b: f32[16], i: s32[]) -> f32[1024] {{
   %a = f32[1024]{{0}} parameter(0)
   %b = f32[16]{{0}} parameter(1)
   %i = s32[] parameter(2)
-  ROOT %u = f32[1024]{{0}} {update}
+  ROOT %u = f32[1024]{{0}} {root}
 }}"""
-    fused = """
-ENTRY %main (x: f32[1024], y: f32[16], n: s32[]) -> f32[1024] {
-  %x = f32[1024]{0} parameter(0)
-  %y = f32[16]{0} parameter(1)
-  %n = s32[] parameter(2)
-  ROOT %z = f32[1024]{0} fusion(%x, %y, %n), kind=kLoop, calls=%put
-}"""
-    text = put + fused if is_fused else put.replace("%put", "ENTRY %main")
+        for name, root in zip(names, roots, strict=True)
+    )
     cost = cost_of(parse(text))
     assert (cost.bytes, cost.other_flops) == (4 * moved, added)
 

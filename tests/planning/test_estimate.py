@@ -197,6 +197,8 @@ def test_scaling_of_an_odd_slice_and_of_a_ring() -> None:
     assert [p.replicas for p in odd] == [1, 2, 4, 12, 24]
     bent = Network(devices_of((2, 2, 1), "TPU v5p")[:3], v5p)
     assert scaling_of([walk_of(v5p, {"replica": 3})], bent) == ()  # they fill no box
+    turned = devices_of((3, 2, 1), "TPU v5p")[[0, 1, 2, 5], 0].reshape(2, 2)  # replicas along x and along y
+    assert scaling_of([walk_of(v5p, {"replica": 2})], Network(turned, v5p)) == ()
     cards = np.array([SimpleNamespace(device_kind="card") for _ in range(8)], dtype=object)[:, None]
     points = scaling_of([walk_of(CHIP, {"replica": 8})], Network(cards, CHIP))
     assert [p.replicas for p in points] == [1, 2, 4, 8]

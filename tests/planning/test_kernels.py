@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,11 +202,18 @@ TREE = (6.8, 0.6, 5.0), (14.0, 1.25, 8.5)
 
 @pytest.mark.parametrize(("hosts", "each", "way"), [(1, 8, RING), (64, 1, TREE), (16, 8, TREE)])
 def test_a_small_sum_takes_the_steps_of_a_ring_or_a_tree(hosts: int, each: int, way: tuple) -> None:
-    """Up a chain of the GPUs of a host and a binary tree of hosts, and back."""
-    inside, between = 2 * (each - 1), 2 * int(np.log2(hosts))
-    expected = min(base + inside * a + between * b for base, a, b in way)
-    assert seconds_between_gpus("all-reduce", 1, hosts, hosts * each, GPU) == pytest.approx(1e-6 * expected, rel=1e-3)
+    """Up a chain of the GPUs of a host and a binary tree of hosts, and back; a permute takes one step of each kind."""
+    steps = {
+        "all-reduce": (way, 2 * (each - 1), 2 * int(np.log2(hosts))),
+        "all-gather": (RING, hosts * (each - 1), hosts if hosts > 1 else 0),
+        "collective-permute": (RING, 1, int(hosts > 1)),
+        "all-to-all": (RING[-1:], each - 1, hosts - 1),
+    }
+    for kind, (ways, inside, between) in steps.items():
+        expected = 1e-6 * min(base + inside * a + between * b for base, a, b in ways)
+        assert seconds_between_gpus(kind, 1, hosts, hosts * each, GPU) == pytest.approx(expected, rel=1e-3)
     assert seconds_between_gpus("all-reduce", 1, 1, 1, GPU) == 0
+    assert seconds_between_gpus("all-reduce", 6e12, hosts, hosts * each, dataclasses.replace(GPU, link=0)) == 2
 
 
 @pytest.mark.parametrize(

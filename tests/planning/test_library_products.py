@@ -47,6 +47,7 @@ def test_a_product_of_cublas(target: str) -> None:
     own = "dot(...), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     as_dot = counted(module("bf16[4096,1024]{1,0}", own, *operands[:2]))
     assert product == as_dot[1]
+    assert (product.batch, product.rows, product.columns, product.depth) == (1, 4096, 1024, 512)
     assert cost.matrix_flops == as_dot[0].matrix_flops == 2 * 4096 * 512 * 1024
     assert cost.bytes == as_dot[0].bytes + 2 * 1024  # the bias, and not the memory to work in
     assert (kernel.kind, kernel.flops) == ("product", cost.matrix_flops)

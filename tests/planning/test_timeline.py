@@ -61,6 +61,7 @@ def test_what_stands_between_start_and_end_hides(pair, kernels: int, exposed: fl
     assert transfer.exposed == pytest.approx(exposed)
     assert (transfer.use.kind, transfer.use.bytes, transfer.use.participants) == ("all-gather", 4000, 2)
     assert list(transfer.reasons) == {0: [NOTHING_BESIDE], 1: [TOO_SHORT], 2: []}[kernels]
+    assert run(f"  ROOT {done.replace('%s', '%x')}").seconds == 0  # what was started elsewhere
 
 
 def test_one_instruction_is_waited_for() -> None:

@@ -238,14 +238,12 @@ def arrays_in(text: str) -> tuple[Array, ...]:
 
 
 def elements_of(type_: str) -> list[str]:
-    """The elements of a tuple's type, as they are written; a type that is no tuple is its only element.
+    """The elements of a tuple's type, as they are written.
 
     >>> from replicax.hlo.instructions import elements_of
     >>> elements_of("((f32[2]{0:T(8,128)}, f32[3]), u32[])")
     ['(f32[2]{0:T(8,128)}, f32[3])', 'u32[]']
     """
-    if not type_.startswith("("):
-        return [type_]
     elements, depth, start = [], 0, 1
     for i, character in enumerate(type_):
         depth += (character in "([{") - (character in ")]}")

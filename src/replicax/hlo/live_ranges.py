@@ -39,8 +39,8 @@ class LiveRanges:
     values: tuple[LiveValue, ...]
 
 
-def live_ranges(text: str) -> LiveRanges | None:
-    """Parse the text; ``None`` if it is empty, or says nothing about the peak.
+def live_ranges(text: str) -> LiveRanges:
+    """Parse the text; without values if it says nothing about the peak.
 
     >>> from replicax.hlo.live_ranges import live_ranges
     >>> found = live_ranges('''HloLiveRange (max 2):
@@ -73,8 +73,6 @@ def live_ranges(text: str) -> LiveRanges | None:
             ranges[found[1], found[2]] = int(found[3]), int(found[4])
         elif found := _STEP.match(line):
             sequence.append(found[2])
-    if at < 0:
-        return None
     values = [
         LiveValue(name, tuple(int(n) for n in index.split(",") if n), size, *ranges.get((name, index), (at, at)))
         for name, index, size in alive

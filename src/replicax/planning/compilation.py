@@ -51,7 +51,7 @@ class Compilation:
     Attributes:
       module: the optimised program.
       allocations: the allocations of its memory.
-      live: what is in memory when it is fullest; ``None`` where the compiler does not tell.
+      live: what is in memory when it is fullest; nothing where the compiler does not tell.
       host: the bytes of what it keeps in the host's memory.
       code: the size of the program with its constants, in bytes; where that is not known, of its constants.
       seconds: how long compiling took.
@@ -61,7 +61,7 @@ class Compilation:
 
     module: Module
     allocations: list[Allocation]
-    live: LiveRanges | None
+    live: LiveRanges
     host: int
     code: int
     seconds: float

@@ -189,12 +189,8 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
 
 def _bytes_read(module: Module, fused: Computation, position: int, size: int) -> int:
     """Return the bytes that a fusion reads of an operand: if it uses only slices, those of the slices."""
-    parameter = next(
-        (i for i in fused.instructions.values() if i.opcode == "parameter" and i.arguments == str(position)), None
-    )
-    if parameter is None:
-        return 0
-    total, names = 0, {parameter.name}
+    parameters = (i for i in fused.instructions.values() if i.opcode == "parameter")
+    total, names = 0, {next(i.name for i in parameters if i.arguments == str(position))}
     for user in fused.instructions.values():
         for place, name in enumerate(user.operands):
             if name not in names:

@@ -22,13 +22,11 @@ _PASSED_ON = ("bitcast", "copy", "get-tuple-element")
 _FRESH = ("broadcast", "constant", "iota")
 
 
-def temporaries_by_kind(module: Module, ranges: LiveRanges | None, temporaries: int) -> dict[str, int]:
+def temporaries_by_kind(module: Module, ranges: LiveRanges, temporaries: int) -> dict[str, int]:
     """Bytes of temporaries by their kind, which add up to ``temporaries``, as the compiler has laid them out.
 
-    ``ranges`` is what is in memory when it is fullest; ``None`` if the compiler does not tell.
+    ``ranges`` is what is in memory when it is fullest, as far as the compiler tells.
     """
-    if ranges is None:
-        return {OTHERS: temporaries}
     origins = _Origins(module)
     steps = {name: step for step, name in enumerate(ranges.sequence)}
     backward = next((step for name, step in steps.items() if origins.is_backward(name)), len(steps))

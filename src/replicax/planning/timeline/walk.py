@@ -238,8 +238,7 @@ class _Clock:
             arm._found = _copy_of(self._found)
             arm._computation(name, times)
             arms.append(arm)
-        if arms:  # go on after the one that takes longest
-            vars(self).update(vars(max(arms, key=lambda arm: arm._now)))
+        vars(self).update(vars(max(arms, key=lambda arm: arm._now)))  # go on after the one that takes longest
 
 
 def _copy_of(run: Run) -> Run:
