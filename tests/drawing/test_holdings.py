@@ -55,6 +55,8 @@ def test_each_device_has_the_numbers_that_its_part_says(placement: str, parts: l
             found = held[device][tuple(slice(n) for n in expected.shape)]  # without what fills it up
             np.testing.assert_array_equal(found, expected)
             assert part.size == expected.size
+            if part.size in (0, whole.size):
+                assert holding.share(part) == ("all" if part.size else "none")
 
 
 def test_exchanges_are_counted_as_often_as_they_run() -> None:

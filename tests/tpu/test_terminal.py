@@ -46,3 +46,8 @@ def test_where_there_is_little_room(capsys, monkeypatch, width: int, row: str) -
     assert max(len(line) for line in out.splitlines()) <= width
     assert "…\n" not in out  # nothing is cut off
     assert "a core: host, counted in 012…z, again and again" in out
+
+
+def test_planes_of_chips_lie_side_by_side(capsys, monkeypatch) -> None:
+    lines = [line.split() for line in shown(capsys, monkeypatch, Topology.of_chips((2, 1, 2))).splitlines()]
+    assert lines[2:4] == [["z", "=", "0", "z", "=", "1"], ["0·0", "0·1", "1·0", "1·1"]]
