@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -200,8 +201,10 @@ def test_wrong_numbers(monkeypatch) -> None:
         "collectives: all-reduce of 1 MiB on 1 device gave wrong numbers → don't"
     )
     monkeypatch.setattr(device_check, "_probe", lambda seconds: (lines[:3], "", None))
-    found = device_check.check(1)
-    assert "summing over the devices did not end within 1.0 s → devices wait for each other" in told(found, State.WRONG)
+    late = "summing over the devices did not end within 1.0 s →"
+    assert f"{late} devices wait for each other" in told(device_check.check(1), State.WRONG)
+    monkeypatch.setattr(device_check, "has_tpu", lambda: True)
+    assert f"{late} on a TPU slice of several hosts run" in told(device_check.check(1), State.WRONG)
 
 
 def test_an_accelerator_that_jax_does_not_use(monkeypatch) -> None:
@@ -308,6 +311,9 @@ def test_variables_that_are_mistakes(monkeypatch) -> None:
     assert told([hidden]) == "environment: CUDA_VISIBLE_DEVICES=-1 hides all GPUs → unset it, or name some: 0,1"
     assert re.search(r"NPROC=abc is no whole number: .* takes \d+ thread\(s\) → set it to a number", told([threads]))
     assert "expected a number above 0" in fraction.to_do
+    for threads, mistakes in (("8", 0), ("7", 1)):
+        environment = {"NPROC": threads, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        assert len(environment_variables.check(1)) == 1 + mistakes
 
 
 # --- cluster --------------------------------------------------------------------------------------------------
@@ -330,6 +336,8 @@ def test_a_cluster_on_this_machine(monkeypatch) -> None:
     cluster, network = in_cluster(monkeypatch, 1, first, second)
     assert cluster.what == f"worker 1 of 2 (TF_CONFIG), coordinator {first}"
     assert (network.state, network.what) == (State.OK, "the hosts of 2 addresses are known and answer")
+    assert [f.state for f in in_cluster(monkeypatch, 0, first, second)] == [State.OK, State.OK]
+    assert [f.state for f in in_cluster(monkeypatch, 0, first)] == [State.OK]
     port = int(first.partition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         found = told(in_cluster(monkeypatch, 0, first, second), State.WRONG)
@@ -352,6 +360,11 @@ def test_hosts_out_of_reach(monkeypatch) -> None:
     assert re.match(r"network: worker 1 at nowhere0.invalid:1: the name 'nowhere0.invalid' is not known here", lines[1])
     assert lines[6] == "network: 2 more hosts can't be reached → as above"
     assert len(lines) == 7
+    for error, why in ((TimeoutError, "the host does not answer"), (OSError(101, "No route"), "No route")):
+        connect = mock.Mock(side_effect=error)
+        monkeypatch.setattr(reachability.socket, "create_connection", connect)
+        lines = told(in_cluster(monkeypatch, 1, here(), here()), State.WRONG).splitlines()
+        assert [line.partition(" → ")[0].rpartition(": ")[2] for line in lines] == [why, why]
 
 
 def test_a_worker_0_that_others_would_look_for_on_another_machine(monkeypatch) -> None:
