@@ -239,18 +239,25 @@ def test_microbatches_share_their_programs():
     assert more_programs - programs < (more_launches - launches) / 2
 
 
-def test_microbatches_print_what_each_does(capsys):
+def test_microbatches_print_and_call_what_each_does(capsys):
     strategy = strategy_of(1, 2)
 
-    def step(x):
+    def prints(x):
         for name in ("first", "second"):
             h = strategy.assign_to_logical_device(x + 1, 1)
             jax.debug.print(name + " {}", h)
             x = strategy.assign_to_logical_device(h * 2, 0)
         return x
 
-    strategy.run(step, args=(1.0,))
+    def calls(x):
+        for on_host in (np.negative, np.square):
+            h = strategy.assign_to_logical_device(x + 1, 1)
+            x = strategy.assign_to_logical_device(jax.pure_callback(on_host, jax.typeof(h), h) * 2, 0)
+        return x
+
+    strategy.run(prints, args=(1.0,))
     assert capsys.readouterr().out == "first 2.0\nsecond 5.0\n"
+    assert float(strategy.run(calls, args=(1.0,))) == 2 * (1 - 2 * 2) ** 2
 
 
 @pytest.mark.soak

@@ -281,10 +281,12 @@ def test_a_variable_that_two_stages_need_is_assigned_to_one_and_sent_to_the_othe
 
 def test_constants_and_arguments_may_be_results(strategy, x):
     def step(x):
-        return strategy.assign_to_logical_device(x, 1), strategy.assign_to_logical_device(jnp.ones(100), 2), 3, x
+        there = strategy.assign_to_logical_device(jnp.ones(100), 2)
+        return strategy.assign_to_logical_device(x, 1), there, 3, x, jnp.sort(jnp.arange(100)[::-1])
 
-    first, ones, three, same = strategy.run(step, args=(x,))
-    assert [where(strategy, v) for v in (first, ones, same)] == [1, 2, 0]
+    first, ones, three, same, in_order = strategy.run(step, args=(x,))
+    assert [where(strategy, v) for v in (first, ones, same, in_order)] == [1, 2, 0, 0]
+    np.testing.assert_array_equal(in_order, np.arange(100))
     assert three == 3
     np.testing.assert_array_equal(ones, np.ones(100))
     np.testing.assert_array_equal(same, x)
@@ -294,11 +296,14 @@ def test_what_is_closed_over_goes_where_it_is_used(strategy, x):
     table = jnp.arange(64.0).reshape(4, 16)
 
     def step(x):
-        return strategy.assign_to_logical_device(x, 2) + table, jnp.sin(x) + table
+        called = jax.jit(lambda x: x + 2 * table)
+        return strategy.assign_to_logical_device(x, 2) + table, jnp.sin(x) + table, called(jnp.cos(x))
 
     report = strategy.extended.trace(step, args=(x,)).placement()
     assert report.transfers == ()
-    np.testing.assert_array_equal(strategy.run(step, args=(x,))[0], x + table)
+    expected = x + table, np.sin(x) + table, np.cos(x) + 2 * table
+    for found, wanted in zip(strategy.run(step, args=(x,)), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_with_one_logical_device_nothing_changes(x):
@@ -451,6 +456,17 @@ def test_a_step_splits_or_assigns(strategy, x):
         w = replicax.Variable(WEIGHTS[0], name="w", partition_dimensions=[4, 1])
     with pytest.raises(replicax.errors.PlacementError, match=r"variable 'w' .* is split over the logical devices"):
         strategy.run(lambda x: strategy.assign_to_logical_device(x, 1) @ w, args=(x,))
+
+
+def test_a_function_that_jax_keeps_assigns_values_of_one_device(strategy, x):
+    @jax.jit
+    def kept(x):
+        return strategy.assign_to_logical_device(x, 1) * 2
+
+    with pytest.raises(
+        replicax.errors.PlacementError, match=r"function that JAX keeps.* from logical device 2 as well"
+    ):
+        strategy.run(lambda x: kept(strategy.assign_to_logical_device(x, 2)) + kept(x), args=(x,))
 
 
 def test_mutable_arrays_are_refused(strategy, x):
