@@ -126,8 +126,9 @@ def test_columns(tmp_path) -> None:
     assert list(replicax.data.parquet_rows(tmp_path / "*", columns=["c", "a"])) == [{"c": 3, "a": 1}]
     with pytest.raises(ValueError, match=r"columns names \['d'\], but the file has \['a', 'b', 'c'\]"):
         replicax.data.parquet_rows(tmp_path / "*", columns=["d"])
-    with pytest.raises(ValueError, match="columns is empty"):
-        replicax.data.parquet_rows(tmp_path / "*", columns=[])
+    for wrong, shown in (([], r"\[\]"), ("ab", "'ab'")):
+        with pytest.raises(ValueError, match=f"columns must be a list of at least one column, got {shown}"):
+            replicax.data.parquet_rows(tmp_path / "*", columns=wrong)
 
 
 def test_each_file_is_opened_once_to_be_read(tmp_path, monkeypatch) -> None:

@@ -58,8 +58,8 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     from replicax.data.files.file_source import FilesDataset  # loads Grain
 
     paths = expand(files, "parquet_rows")
-    if columns is not None and not columns:
-        raise ValueError("parquet_rows: columns is empty; name at least one column, or leave it out to read all")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise ValueError(f"parquet_rows: columns must be a list of at least one column, got {columns!r}")
     wanted = tuple(columns) if columns is not None else None
     types = next(filter(None, (types_in(file, wanted) for file in paths)), {})
     read = functools.partial(ParquetReader, columns=wanted, expected=types)
