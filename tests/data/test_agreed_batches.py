@@ -287,6 +287,13 @@ def test_batches_of_replicas_are_padded_to_the_largest() -> None:
     assert step[0].sizes == (2, 4)
     assert [element.filled[0].shape for element in step] == [(1, 4), (1, 4)]
 
+    def wider(context):
+        return [np.zeros((2, 3 + context.input_pipeline_id))]
+
+    run = Run(wider, 2, 1, InputOptions(partial_batch="pad"), from_function=True)
+    with pytest.raises(ValueError, match=r"different shapes .* worker 0 has float64\[3\]; worker 1 has float64\[4\]"):
+        run.steps()
+
 
 def test_a_worker_whose_stream_has_ended_has_nothing_in_the_shape_that_it_had_last() -> None:
     streams = [Stream([np.zeros((4, n), np.float32) for n in shape]) for shape in ((2, 3, 2), (2, 3))]

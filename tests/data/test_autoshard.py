@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from replicax import InputOptions
+from replicax.data.batches.global_batches import WHY_EMPTY
 from replicax.data.dataset import DistributedDataset
 from tests.data.simulated import Run, input_workers
 from tests.simulated_workers import run as run_workers
@@ -145,6 +146,10 @@ def failing():
     yield
 
 
+def nothing():
+    yield from ()
+
+
 @pytest.mark.parametrize("from_function", [True, False])
 @pytest.mark.parametrize(
     ("mine", "theirs"),
@@ -188,6 +193,7 @@ def error_of(iterator):
             [grain.MapDataset.range(12).batch(size) for size in (4, 6)],
             ["ValueError: the workers' datasets have global batches of different sizes: [4, 6]"] * 2,
         ),
+        ([nothing] * 2, [f"ValueError: the dataset, the generator function nothing, is empty. {WHY_EMPTY}"] * 2),
     ],
 )
 def test_a_worker_whose_first_batch_fails_or_has_another_size(sources, expected) -> None:

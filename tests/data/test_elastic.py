@@ -232,9 +232,8 @@ def batches_of(size):
 def written_lines(folder, *files):
     for name, numbers in enumerate(files):
         (folder / f"{name}.txt").write_text("".join(f"{i}\n" for i in numbers))
-    return lambda size: (
-        replicax.data.text_lines(folder / "*.txt").map(np.int32).batch(size).map(lambda batch: batch + 0)
-    )
+    lines = replicax.data.text_lines(folder / "*.txt").map(np.int32)
+    return lambda size, **options: lines.batch(size, **options).map(lambda batch: batch + 0)
 
 
 def generator_of(size):
@@ -269,9 +268,12 @@ def test_the_rest_of_a_pass_is_padded_to_a_full_batch_although_the_first_one_was
     assert seen + second.seen() == collections.Counter(range(25))
 
 
-def test_a_worker_that_looks_at_the_form_of_its_batches_drops_the_same_elements_as_the_others(tmp_path) -> None:
+@pytest.mark.parametrize(("partial", "options"), [("drop", {}), ("exact", {"drop_remainder": True})])
+def test_a_worker_that_looks_at_the_form_of_its_batches_drops_the_same_elements_as_the_others(
+    tmp_path, partial, options
+) -> None:
     sized = written_lines(tmp_path, range(24), range(24, 29))
-    run = Run(lambda context: sized(8), 2, 1, InputOptions(partial_batch="drop"))
+    run = Run(lambda context: sized(8, **options), 2, 1, InputOptions(partial_batch=partial))
     assert run.datasets[0].element_spec.shape == (4,)
     run.iterators = run.each(lambda mine, i: iter(run.datasets[i]))
     assert [step[0].sizes for step in run.steps()] == [(4, 4)]
@@ -290,8 +292,8 @@ def test_a_first_element_for_which_one_workers_files_are_short_is_dropped(tmp_pa
 
 
 def test_workers_go_on_with_datasets_of_their_own_that_differ() -> None:
-    def own(context):
-        start, count = (0, 16) if context.input_pipeline_id == 0 else (16, 24)
+    def own(context, second=24):
+        start, count = (0, 16) if context.input_pipeline_id == 0 else (16, second)
         return grain.MapDataset.range(start, start + count).map(np.int32).batch(8)
 
     run = Run(own, 2, 1, InputOptions(auto_shard_policy="off"))
@@ -302,3 +304,7 @@ def test_workers_go_on_with_datasets_of_their_own_that_differ() -> None:
     assert before + other.seen() == collections.Counter(range(40))
     run.close()
     other.close()
+    with pytest.raises(ValueError, match="this is the state of another dataset"):
+        Run(lambda context: own(context, 23), 2, 1, InputOptions(auto_shard_policy="off")).restore(state)
+    with pytest.raises(ValueError, match="worker's dataset is its own, so others can't go on with it"):
+        Run(own, 1, 1, InputOptions(auto_shard_policy="data")).restore(state)

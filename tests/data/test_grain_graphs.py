@@ -205,6 +205,7 @@ SOURCES = {
     "inheriting": Hundredfold(),
     "wrapping": Wrapped(),
     "dataset": grain.MapDataset.source(ROWS).map(lambda x: 7 * x),
+    "own dataset": Negated(grain.MapDataset.source(ROWS), window_size=5, seed=1).shuffle(seed=2),
 }
 OVER_SOURCES = {
     "batch": lambda s: s.batch(4),
@@ -214,6 +215,7 @@ OVER_SOURCES = {
     "window": lambda s: experimental.WindowShuffleMapDataset(s, window_size=5, seed=1).batch(4),
     "shuffle, repeat": lambda s: s.shuffle(seed=1).repeat(3).batch(4),
     "batch, shuffle, repeat": lambda s: s.batch(4).shuffle(seed=1).repeat(3),
+    "batch, shuffle once, repeat": lambda s: s.batch(4).shuffle(seed=1).repeat(3, reseed_each_epoch=False),
     "seed, map at random": lambda s: s.seed(3).random_map(lambda x, rng: x + 100 * rng.integers(9)).shuffle().batch(4),
     "index": lambda s: s.shuffle(seed=1).map_with_index(lambda i, x: x + 100 * i).batch(4),
     "concatenate": lambda s: grain.MapDataset.concatenate([s, s[:3], s.map(lambda x: -x)]).batch(4),

@@ -80,6 +80,13 @@ def test_a_padded_batch_on_both_executors(results) -> None:
         assert result["padded"] == [(4.0, [0.0, 2.0, 4.0, 6.0, 8.0], own)] * 2
 
 
+def test_values_have_one_structure_on_all_workers(results) -> None:
+    for result in results:
+        assert "structure of a value: worker" in result["structures"]
+        assert "{'w0': *}" in result["structures"]
+        assert "{'w1': *}" in result["structures"]
+
+
 def test_each_worker_made_its_own_dataset(results) -> None:
     told = [result["from_function"][0] for result in results]
     assert told == [[replicax.InputContext(2, i, 4)] for i in range(2)]

@@ -129,6 +129,15 @@ def padded_on_both_executors():
     return results
 
 
+def values_of_two_structures():
+    """The error for values that have another structure on each worker."""
+    strategy = replicax.MultiWorkerMirroredStrategy()
+    try:
+        strategy.distribute_values_from_function(lambda ctx: {f"w{strategy.extended.workers.index}": 1.0})
+    except ValueError as error:
+        return str(error)
+
+
 def agreed(prefetch, count):
     """Of streams of so many elements and fewer: sizes of what this worker got, and how many exchanges there were.
 
@@ -172,6 +181,7 @@ def everything(files, size, batch, cases):
     return {
         "epochs": epochs(files, size, batch, cases),
         "padded": padded_on_both_executors(),
+        "structures": values_of_two_structures(),
         "from_function": from_function(size, 8),
         "interrupted": interrupted(files, batch, size, 2),
     }

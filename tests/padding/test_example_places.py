@@ -303,6 +303,11 @@ MIXED = {
     "windows of several": lambda b: jax.vmap(lambda i: lax.dynamic_slice_in_dim(b["x"], i, 2))(jnp.arange(3)),
     "rows and sorted labels": lambda b: b["x"][jnp.arange(4), jnp.sort(b["y"])],
     "rows by other numbers": lambda b: b["x"][jnp.arange(4) * 2 % 4, b["y"]],
+    "put at rows and sorted labels": lambda b: jnp.zeros((4, 4)).at[jnp.arange(4), jnp.sort(b["y"])].set(1.0),
+    "filters that are a batch": lambda b: lax.conv(jnp.ones((4, 4, 4, 4)), b["image"], (1, 1), "SAME"),
+    "channels that are a batch": lambda b: lax.conv_general_dilated(
+        b["x"][None], jnp.ones((4, 1, 2)), (1,), "SAME", feature_group_count=4
+    ),
 }
 
 

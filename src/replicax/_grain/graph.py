@@ -140,8 +140,6 @@ def is_movable(node: Any) -> bool:
     """Return whether :func:`on_top_of` can put ``node`` on another parent."""
     if is_batch(node) or _name(node) == "RepeatMapDataset":
         return True
-    if len(_parents(node)) != 1:
-        return False
     return not is_random_access(node) or not {"_length", "_parent_length"} & set(vars(node))
 
 

@@ -65,8 +65,8 @@ def resumed(pipeline: InputPipeline, state: dict[str, Any]) -> tuple[list[State]
 def _adapted_streams(pipeline: InputPipeline, streams: list[State], policy: str, position: int) -> list[State]:
     _check_same_dataset(pipeline, streams, policy)
     reading, workers = pipeline.reading, pipeline.workers.count
-    is_own = policy == "off" and workers > 1  # the other workers' datasets are unknown
-    check_count(position, "the position of the state", None if is_own else reading.most_elements(streams))
+    most = None if policy == "off" else reading.most_elements(streams)  # there the others' datasets are unknown
+    check_count(position, "the position of the state", most)
     rows = [stream["rows"] for stream in pipeline.fresh()]
     now = pipeline.sharding.policy.value
     if policy == now and [stream["rows"] for stream in streams] == rows:

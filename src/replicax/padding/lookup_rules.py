@@ -105,7 +105,7 @@ def _chosen_number(o: OperationShapes) -> Place:
     """``jnp`` counts negative indices from the end: ``where(i < 0, i + size, i)``."""
     numbers = [p for p in o.places if isinstance(p, Index)]
     is_one = [p.kind for p in numbers] == ["negative", "at", "moved"] and len({p.dim for p in numbers}) == 1
-    return o.places[1] if is_one and len(o.places) == 3 else None
+    return o.places[1] if is_one else None
 
 
 def _broadcast_number(o: OperationShapes, place: Index) -> Place:

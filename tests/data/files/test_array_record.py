@@ -50,14 +50,17 @@ def test_other_files(tmp_path) -> None:
 def test_several_at_once_and_in_other_processes(tmp_path) -> None:
     records = source(tmp_path, [b"a", b"b"], [b"c", b"d"])
     assert records._getitems([3, 0, 2]) == [b"d", b"a", b"c"]
+    assert repr(records) == "array_records(2 files, 4 records)"
     copy = pickle.loads(pickle.dumps(records))
     assert [copy[i] for i in range(4)] == [b"a", b"b", b"c", b"d"]
 
 
 def test_records_that_come_one_by_one_are_not_counted(tmp_path) -> None:
     records = grain.MapDataset.source(source(tmp_path, [b"a", b"b"], [b"c", b"d"]))
-    one_by_one = records.map(lambda record: np.float32(len(record))).to_iter_dataset()
-    assert replicax.MirroredStrategy(["cpu:0"]).distribute_dataset(one_by_one).cardinality is None
+    lengths = records.map(lambda record: np.float32(len(record)))
+    strategy = replicax.MirroredStrategy(["cpu:0"])
+    assert strategy.distribute_dataset(lengths.to_iter_dataset()).cardinality is None
+    assert strategy.distribute_dataset(lengths.batch(2)).cardinality == 2
 
 
 def test_a_name_like_a_slice(tmp_path) -> None:

@@ -210,6 +210,7 @@ def test_states_of_other_datasets(tmp_path) -> None:
     files = write_all(KINDS["text"], tmp_path, [["a", "b"], ["c"]])
     iterator = iter(replicax.data.text_lines(files))
     list(iterator)
+    assert str(replicax.data.text_lines(files)) == str(iterator) == "text_lines(2 files)"
     with pytest.raises(ValueError, match=r"over 2 files, where number 2 was ''; this one is over 1 files"):
         iter(replicax.data.text_lines(files[0])).set_state(iterator.get_state())
     state = iter(replicax.data.text_lines(files[1])).get_state()

@@ -238,4 +238,4 @@ class HostGroup:
 
 
 def _kind_of(element: HostBatch) -> Any:
-    return element.tree, element.filled is None, [(c[0].shape, c[0].dtype) for c in element.columns]
+    return [(c[0].shape, c[0].dtype) for c in element.columns]

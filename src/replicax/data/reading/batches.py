@@ -123,7 +123,7 @@ class Reading(abc.ABC):
 
     def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
         """Divide the rest of all streams among new streams with batches of these sizes, or raise a ValueError."""
-        begun = any(state["native"] is not None and state["rows"] is not None for state in states)
+        begun = any(state["rows"] is not None for state in states)
         if why := self.why_not_regrouped(begun):
             raise ValueError(why)
         divided = self._divided_parts(states, len(rows))
@@ -218,7 +218,7 @@ class Numbered(Reading):
         for part in state["parts"]:
             check_count(part["stop"], "the end of a part in the state", self._count(part["files"]))
             check_count(part["start"], "the start of a part in the state", part["stop"])
-        if state["native"] is not None and self.why_not_regrouped() is None:
+        if self.why_not_regrouped() is None:
             batches = -(-size_of(state["parts"]) // state["rows"])
             check_count(find(state["native"], "next_index"), _NEXT, batches)
 
@@ -233,7 +233,7 @@ class Numbered(Reading):
     def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
-            batches = 0 if state["native"] is None else find(state["native"], "next_index")
+            batches = find(state["native"], "next_index")
             left += between(state["parts"], batches * state["rows"], size_of(state["parts"]))
         return divided_evenly(left, count)
 
@@ -278,12 +278,7 @@ class Filed(Reading):
     def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         left = []
         for state in states:
-            parts = state["parts"]
-            if state["native"] is not None:
-                parts = find(state["native"], PARTS)
-                if parts is None:
-                    raise ValueError(_REST)
-            left += parts
+            left += find(state["native"], PARTS)
         if self._can_split:
             return divided_by_file([self._by_position(part) for part in left], count)
         return [left[i::count] for i in range(count)]
@@ -322,8 +317,6 @@ class Whole(Reading):
         return self._source.dataset, state["rows"]
 
     def check(self, state: State) -> None:
-        if state["native"] is None:
-            return
         if isinstance(self._source.dataset, Replayed):
             check_count(find(state["native"], "rows"), "the rows that the state has come past")
         elif self.length is not None and state["rows"] is None and graph.is_random_access(self._source.dataset):
@@ -333,10 +326,7 @@ class Whole(Reading):
         if self.length is None or not isinstance(self._source.dataset, Replayed):
             return None
         # Earlier elements may have been smaller than present ones; each had a row, or was one of the present ones.
-        return self.length + sum(find(s["native"], "rows") or 0 for s in states if s["native"] is not None)
-
-    def regrouped(self, states: Sequence[State], rows: Sequence[int | None]) -> list[State]:
-        return list(states) if [s["rows"] for s in states] == list(rows) else super().regrouped(states, rows)
+        return self.length + sum(find(s["native"], "rows") or 0 for s in states)
 
     def _divided_parts(self, states: Sequence[State], count: int) -> list[list[Part]]:
         raise ValueError(f"{_ONLY_ORDER} {self._source.kind}")
