@@ -53,7 +53,7 @@ def on_one_worker(name: str) -> Any:
 
 
 SOME_PROGRAMS = ["variables", "across", "in a step", "in a step, exactly", "objects"]
-LEFT_TO_SOAK = ["train", "train, exactly", "variables", "uneven, exactly"]
+LEFT_TO_SOAK = ["train", "train, exactly", "train a module, exactly", "variables", "uneven, exactly"]
 """``test_placements.py`` trains as well, and the others are there on the other executor."""
 
 
@@ -118,6 +118,7 @@ def test_what_goes_wrong_on_one_worker_is_an_error_on_all() -> None:
         "captured": ("LocalityError", "a new value of .* 'w' is computed on worker 1 otherwise than on worker 0"),
         "order": ("LocalityError", "'at_random' is computed on worker 1 where .* 'w' is computed on worker 0"),
         "plain kind": ("ValueError", r"one: args\[0\] is float64\[2\] on worker 0, and float64\[3\] on worker 1"),
+        "plain structure": ("ValueError", r"one: .* differ in structure: worker 0 has .*\*\],\).*1 has .*\*, \*\],\)"),
         "plain text": ("ValueError", r"args\[1\] is the Python value 'training' on worker 0, .*'evaluation' on"),
         "assign": ("LocalityError", "'w' .* was assigned a plain value, .* worker 1 has another than worker 0"),
         "create": ("ValueError", r"'unlike'.*: the workers create different .* 0 one of float32\[3\].* float32\[4\]"),

@@ -118,7 +118,7 @@ def norms(strategy: replicax.Strategy, replicas: int) -> list[bytes]:
     with strategy.scope():
         weights = [
             replicax.Variable(generator.normal(size=shape).astype(np.float32))
-            for shape in [(40, 64), (17, 33), (3, 5, 48), (700,)]
+            for shape in [(40, 64), (17, 33), (3, 5, 48), (48, 5), (700,)]
         ]
 
     def step(x: jax.Array) -> Any:
@@ -129,6 +129,7 @@ def norms(strategy: replicax.Strategy, replicas: int) -> list[bytes]:
         for w, g in zip(weights, gradients, strict=True):
             w.assign_sub(g / jnp.sqrt(sum(sums)))
         by_rows = [jnp.mean(jnp.abs(g), axis=-1) for g in gradients]
+        by_rows += [jnp.sum(w.value, axis) for w in weights for axis in (None, 0)]
         in_a_loop = lax.fori_loop(0, 3, lambda i, total: total + jnp.sum(gradients[0] * (i + total)), 0.0)
         return sums, by_rows, in_a_loop, jax.jit(jnp.linalg.norm)(gradients[1]), jnp.sum(gradients[2], axis=(0, 2))
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 import replicax
 
@@ -72,6 +73,24 @@ def train_an_mlp(strategy: replicax.Strategy, options: Any = None) -> Any:
         for factor in np.array([1.0, 0.5] if options else [1.0, 0.5, 0.25, 1.0, 2.0], np.float32)
     ]
     return losses, values(strategy, [w1, w2, seen, *optimizer.variables])
+
+
+def train_a_module(strategy: replicax.Strategy, options: Any = None) -> Any:
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(3, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.05, momentum=0.9), wrt=nnx.Param)
+
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
+        def loss(model: Any) -> Any:
+            return replicax.compute_average_loss((model(x)[:, 0] - x.sum(-1)) ** 2)
+
+        share, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, here().all_reduce("sum", grads))
+        return share
+
+    arguments = model, optimizer, rows(strategy)
+    losses = [float(strategy.reduce("sum", strategy.run(step, args=arguments, options=options))) for _ in range(2)]
+    return losses, values(strategy, nnx.to_pure_dict(nnx.state((model, optimizer))))
 
 
 def kinds_of_variables(strategy: replicax.Strategy, options: Any = None) -> Any:
@@ -217,10 +236,10 @@ def objects(strategy: replicax.Strategy) -> Any:
 
     def step() -> Any:
         replica = int(here().replica_id_in_sync_group)
-        return "same", ("odd", "even")[replica % 2], jax.random.key_data(jax.random.key(7)), {"n": replica // 10}
+        texts = "same", ("odd", "even")[replica % 2]
+        return texts, jax.random.key_data(jax.random.key(7)), {"n": replica // 10}, slice(0, 3), slice(0, replica)
 
-    same, odd, key, nest = strategy.run(step, options=PER_REPLICA)
-    return values(strategy, [same, odd, key, nest])
+    return values(strategy, list(strategy.run(step, options=PER_REPLICA)))
 
 
 def exactly(program: Callable[..., Any]) -> Callable[[replicax.Strategy], Any]:
@@ -230,6 +249,8 @@ def exactly(program: Callable[..., Any]) -> Callable[[replicax.Strategy], Any]:
 PROGRAMS: dict[str, Callable[[replicax.Strategy], Any]] = {
     "train": train_an_mlp,
     "train, exactly": exactly(train_an_mlp),
+    "train a module": train_a_module,
+    "train a module, exactly": exactly(train_a_module),
     "variables": kinds_of_variables,
     "variables, exactly": exactly(kinds_of_variables),
     "across": across_replicas,
@@ -319,6 +340,7 @@ def errors() -> dict[str, Any]:
     found["captured"] = message_of(lambda: strategy.run(lambda: w.assign(w * rate)))
     found["order"] = message_of(lambda: strategy.run(lambda: [v.assign(v * 2) for v in order] and None))
     found["plain kind"] = message_of(lambda: strategy.run(one, args=(np.zeros(2 + worker),), options=PER_REPLICA))
+    found["plain structure"] = message_of(lambda: strategy.run(one, args=([1.0] * (1 + worker),)))
     mode = ["training", "evaluation"][worker]
     found["plain text"] = message_of(lambda: strategy.run(lambda x, mode: one(x), args=(x, mode)))
     found["assign"] = message_of(lambda: w.assign(np.full(3, worker, np.float32)))
