@@ -186,6 +186,26 @@ def test_a_value_of_which_it_can_not_be_told(pair, options) -> None:
 
 
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
+def test_examples_side_by_side_are_combined_if_each_replica_has_as_many(pair, options) -> None:
+    parts = pair.distribute_dataset([X[:, :2], X[:6, :2], X[:5, :2]], replicax.InputOptions(partial_batch="pad"))
+    _, even, uneven = (pair.run(lambda x: (x, x.T), args=(batch,), options=options) for batch in parts)
+    for value, turned in zip(even, (np.asarray, np.transpose), strict=True):
+        wanted = [turned(X[:3, :2]), turned(X[3:6, :2])]
+        close(pair.reduce("sum", value), sum(wanted))
+        for axis in (0, 1, -1):
+            close(pair.gather(value, axis), np.concatenate(wanted, axis))
+            close(pair.reduce("mean", value, axis), np.stack(wanted).mean((0, axis % 2 + 1)))
+    for combine in (
+        lambda: pair.gather(uneven[0], 1),
+        lambda: pair.gather(uneven[1], -2),
+        lambda: pair.reduce("sum", uneven),
+        lambda: pair.reduce("mean", uneven[0], 1),
+    ):
+        with pytest.raises(ValueError, match=r"shapes \[\((3, 2|2, 3)\), \(2, 2\)\]"):
+            combine()
+
+
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_a_merge_fn_can_not_gather_what_has_padding(pair, options) -> None:
     def step(x: Any) -> Any:
         return replicax.get_replica_context().merge_call(lambda s, v: s.gather(v, axis=0), args=(x,))
@@ -220,6 +240,8 @@ def test_a_mean_along_several_dims_counts_the_numbers_of_the_examples(pair, opti
     )
     for found in (inside, pair.reduce("mean", batch, axis=(0, 1))):
         close(found, X[:5].mean())
+    by_columns = pair.run(jax.vmap(replicax.compute_average_loss, 1), args=(batch,), options=options)
+    close(pair.reduce("sum", by_columns), X[:5].mean(0))
 
 
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])

@@ -70,8 +70,8 @@ def reduce(
         for value in values:
             if axis is not None:
                 _check_dim_is_known(value, axis, what)
-            if isinstance(value.form, Ragged):
-                _check_can_be_reduced(value.form.shapes, axis, what)
+            if (shapes := _shapes(value)) is not None:
+                _check_can_be_reduced(shapes, axis, what)
         reduced = _by_form(
             programs,
             values,
@@ -79,8 +79,9 @@ def reduce(
             lambda values: _reduce_components(op, values, axis, what),
             lambda strategy, values: reduce(strategy.extended.programs, op, values, axis, options),
         )
-        for i, result in zip(batch, reduced, strict=True):
-            results[i] = result
+        for i, result, value in zip(batch, reduced, values, strict=True):
+            removed = () if axis is None or value.mask is None else checked_axes(axis, value.values[0].shape, what)
+            results[i] = _examples_only(result, value, removed=removed)
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -126,8 +127,8 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
         return value
     for leaf in leaves:
         _check_dim_is_known(leaf, axis, "strategy.gather")
-        if isinstance(leaf.form, Ragged):
-            _check_can_be_gathered(leaf.form.shapes, axis)
+        if (shapes := _shapes(leaf)) is not None:
+            _check_can_be_gathered(shapes, axis)
     gathered = _by_form(
         programs,
         [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
@@ -135,7 +136,10 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
         lambda values: [_gather_components(v, axis) for v in values],
         lambda strategy, values: gather(strategy.extended.programs, values, axis),
     )
-    gathered = [_examples_only(whole, v, axis) for whole, v in zip(gathered, leaves, strict=True)]
+    gathered = [
+        _examples_only(whole, v, is_joined=v.dim in (axis, axis + whole.ndim))
+        for whole, v in zip(gathered, leaves, strict=True)
+    ]
     return jax.tree_util.tree_unflatten(treedef, gathered)
 
 
@@ -209,17 +213,26 @@ def _check_dim_is_known(value: Any, axis: Axis, what: str) -> None:
         raise cant_be_told(what, checked_axes(axis, shape, what)[0], shape)  # type: ignore[arg-type]
 
 
-def _examples_only(whole: Any, value: Any, axis: int) -> Any:
-    """The gathered array ``whole`` without the rows along ``axis`` that are padding."""
-    if not isinstance(value, PerReplica) or value.mask is None or isinstance(value.form, Local):
+def _shapes(value: PerReplica) -> Sequence[tuple[int, ...]] | None:
+    """The shape of each replica's component without padding; ``None`` if all have one shape, or it is not known."""
+    if isinstance(value.form, Ragged):
+        return value.form.shapes
+    if value.mask is None or value.dim is None or not isinstance(value.form, Stacked):
+        return None
+    before, after = value.form.array.shape[1 : value.dim + 1], value.form.array.shape[value.dim + 2 :]
+    return [(*before, int(size), *after) for size in value.mask.host.sum(1)]
+
+
+def _examples_only(whole: Any, value: PerReplica, is_joined: bool = False, removed: Sequence[int] = ()) -> Any:
+    """The combined array ``whole`` of a value without padding, after dims of the value were ``removed``.
+
+    It has the examples of all replicas if it ``is_joined`` along their dim; otherwise each replica has as many.
+    """
+    if value.mask is None or value.mask.is_full or value.dim is None or value.dim in removed:
         return whole
-    axis %= whole.ndim
-    if value.dim == axis:
-        if value.mask.is_full:
-            return whole
-        examples = jnp.take(local_array(whole), np.flatnonzero(value.mask.host), axis=axis)
-        return put(examples, whole.sharding)
-    return whole
+    rows = np.flatnonzero(value.mask.host if is_joined else value.mask.host[0])
+    dim = value.dim - sum(d < value.dim for d in removed)
+    return put(jnp.take(local_array(whole), rows, axis=dim), whole.sharding)
 
 
 def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
