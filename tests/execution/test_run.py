@@ -117,6 +117,11 @@ def test_an_array_that_a_step_closes_over_is_not_baked_in(pair) -> None:
             lambda s: s.run(lambda x: x, (np.zeros(2, "m8[s]"),)),
             r"args\[0\] is a NumPy array of dtype timedelta64\[s\]",
         ),
+        (lambda s: s.run(lambda x: x, (np.zeros(2, "f4,i4"),)), r"args\[0\] is a NumPy array of dtype \[\('f0'"),
+        (
+            lambda s: s.run(lambda x: x, (np.zeros(2, "f4,i4"),), options=replicax.RunOptions("per_replica")),
+            r"an argument is array\(.*, and not an array of numbers",
+        ),
         (
             lambda s: s.run(lambda: 1, options={}),
             r"options must be RunOptions or None, got {}; .* tuple, args=\(x, y\)",
@@ -393,9 +398,13 @@ def test_an_error_while_tracing_changes_nothing(pair) -> None:
         v.assign_add(jnp.ones(2))
         w.assign(x)  # differs between replicas
 
-    for _ in range(2):
-        with pytest.raises(replicax.errors.LocalityError):
-            pair.run(bad, args=(ids(pair),))
+    def wrong(x):
+        v.assign_add(jnp.ones(2))
+        assert x.shape == (3,), "of three"
+
+    for step, error in [(bad, replicax.errors.LocalityError), (wrong, AssertionError)] * 2:
+        with pytest.raises(error, match="differs between replicas|^of three"):
+            pair.run(step, args=(ids(pair),))
         np.testing.assert_array_equal(v.numpy(), [1, 2])
     pair.run(lambda: v.assign_add(jnp.ones(2)))
     np.testing.assert_array_equal(v.numpy(), [2, 3])

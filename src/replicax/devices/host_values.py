@@ -124,12 +124,17 @@ def check_numbers(value: Any, where: Where) -> None:
     if isinstance(value, jax.Array | numbers.Number) or hasattr(value, "__jax_array__"):
         return
     check_unmasked(value, where)
-    kind = "O"
+    dtype = np.dtype(object)
     with contextlib.suppress(TypeError, ValueError):  # raised for rows of several lengths
-        kind = np.asarray(value).dtype.kind
-    if kind in "OSUMm":
+        dtype = np.asarray(value).dtype
+    if holds_no_numbers(dtype):
         shown = shortened(repr(value), 200)
         raise TypeError(f"{text_of(where)} is {shown}, and not an array of numbers")
+
+
+def holds_no_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy arrays of a dtype hold objects, text, times or records."""
+    return dtype.kind in "OSUMm" or issubclass(dtype.type, np.void)
 
 
 def numpy_copy(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from replicax import _jax
 from replicax.devices.arrays import put
-from replicax.devices.host_values import check_integers, own_copy
+from replicax.devices.host_values import check_integers, holds_no_numbers, own_copy
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.tracing.function_key import ByKey
@@ -122,11 +122,8 @@ class Arguments:
                 keys.append((M, leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             elif isinstance(leaf, (np.ndarray, np.generic)):
                 self.arrays.append(leaf)
-                try:
-                    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-                except TypeError:
-                    dtype = leaf.dtype
-                if dtype.kind in "OSUMm":
+                dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+                if holds_no_numbers(dtype):
                     raise TypeError(
                         f"{path_of(self._tree, position)} is a NumPy array of dtype {leaf.dtype}, not of numbers: "
                         "pass numbers, such as ids, or capture the array in the step, where it is a Python object"
