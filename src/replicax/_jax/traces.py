@@ -123,11 +123,10 @@ def _forget(stale: Sequence[_Number]) -> None:
 
 
 class _StagedReads(threading.local):
-    def __init__(self) -> None:
-        self.happened = False
-        self.depth = 0
-        self.number = _Number()
-        self.stale: list[_Number] = []
+    happened = False
+    depth = 0
+    number: _Number
+    stale: list[_Number]
 
 
 _staged = _StagedReads()

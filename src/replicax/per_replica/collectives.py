@@ -135,8 +135,7 @@ class PerReplicaCommunicator:
         return sum(self.exchange("adding up sizes", count))
 
     def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        if self.examples is None:
-            return False
+        assert self.examples is not None
         place_of = None if self._places is None else self._places.of  # without them, of micro-batches
         question = Question(dim, what, self.examples.mask.shape[0], place_of, **errors)
         return asks_p.bind(jax.lax.stop_gradient(value), question=question)

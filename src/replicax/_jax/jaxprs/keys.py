@@ -88,8 +88,6 @@ class ById:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         return isinstance(other, ById) and self._hash == other._hash and self.value is other.value is not None
 
     def __repr__(self) -> str:

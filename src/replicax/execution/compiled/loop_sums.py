@@ -174,7 +174,6 @@ def _is_of_one_value(equation: Any) -> bool:
         equation.primitive.name in ELEMENTWISE
         and len(values) == 1
         and values[0].aval.shape == equation.outvars[0].aval.shape
-        and all(v is values[0] or not v.aval.shape for v in equation.invars)
     )
 
 

@@ -180,10 +180,7 @@ class Partition:
             if len(operands) == 1:  # usually a cast
                 return _Later(equation, operands)
             return self.on_whole(equation, operands)[0]
-        splits = [v.split for v in operands if isinstance(v, Piece) and v.split.size == result.aval.shape[v.split.dim]]
-        split = hints.get(result, splits[0] if splits else None)
-        if split is None:
-            return self.on_whole(equation, operands)[0]
+        split = hints.get(result) or next(v.split for v in operands if isinstance(v, Piece))
 
         def local(value: Any, shape: tuple[int, ...]) -> Any:
             # Scalars, and dims of size 1, go with everything.

@@ -156,8 +156,6 @@ def _as_output(name: str, leaf: Any) -> Any:
         return leaf
     if isinstance(leaf, Variable):
         leaf = leaf.value
-        if isinstance(leaf, PerReplica):
-            return leaf
     if not isinstance(leaf, ARRAYS):
         raise TypeError(
             f"set_last_step_output: {name} is {type(leaf).__name__} {leaf!r}, and no array or number: for other "

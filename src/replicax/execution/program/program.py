@@ -93,7 +93,7 @@ class Program:
     obligations: Mapping[int, Obligation]
     timeout: float | None
     """The longest of its collectives' timeouts, in seconds; ``None`` if they have none."""
-    asked_for_count: bool = False
+    asked_for_count: bool
     """Whether the step has read the number of replicas."""
     scales: tuple[Scale | None, ...] = ()
     """The scale of each computed result over the replicas, if that is certain; empty if it was not looked at."""

@@ -60,8 +60,7 @@ class SpmdCommunicator:
         return count * lax.axis_size(REPLICA_AXIS)  # one program for all: they have the same shapes
 
     def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        if self.examples is None:
-            return False
+        assert self.examples is not None
         question = registry.padding_question()(dim, what, self.examples.mask.shape[0], **errors)
         return asks_p.bind(lax.stop_gradient(value), question=question)
 

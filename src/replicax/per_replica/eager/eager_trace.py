@@ -140,8 +140,7 @@ def _of_a_library(primitive: Primitive, args: list[Any], params: Any) -> Any:
 
 
 def _branch(args: list[Any], params: Any) -> list[Any]:
-    branches = params["branches"]
-    return _call(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+    return _call(params["branches"][int(args[0])], args[1:])
 
 
 def _while(args: list[Any], params: Any) -> list[Any]:

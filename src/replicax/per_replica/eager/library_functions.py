@@ -127,17 +127,10 @@ class _LibraryKeys(Keys):
             return value
         if isinstance(value, np.generic):
             return kind, value.tobytes()
-        if isinstance(value, type) and _root(value.__module__) in _CLASSES:
-            return value
         if isinstance(value, tuple) and _root(kind.__module__) in _CLASSES:
             return kind, tuple(map(self.of, value))
-        if kind is _PjitFunction:
-            return kind, self.of(value.__wrapped__)
         raise _UnknownError
 
 
 def _root(module: str | None) -> str:
     return (module or "").partition(".")[0]
-
-
-_PjitFunction = type(jax.jit(lambda: None))

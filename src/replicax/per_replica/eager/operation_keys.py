@@ -10,10 +10,6 @@ from replicax._jax.jaxprs.keys import Hashed, Keys
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Primitive
 
 
-class _NotHashableError(Exception):
-    pass
-
-
 class _OperationKeys(Keys):
     """Keys of parameters: as JAX compares them, except for programs; a program with constants has no key."""
 
@@ -33,9 +29,6 @@ class _OperationKeys(Keys):
         is_program = (Jaxpr, ClosedJaxpr)
         return tuple((name, self.of_program(p) if isinstance(p, is_program) else p) for name, p in params.items())
 
-    def of_array(self, array: Any) -> Any:
-        raise _NotHashableError
-
 
 _keys = _OperationKeys()
 
@@ -47,7 +40,7 @@ def operation_key(
     try:
         key = (primitive, any_power, *_keys.of_each(params), *avals)
         hash(key)
-    except (TypeError, _NotHashableError):
+    except TypeError:
         return None
     return key
 
@@ -56,5 +49,5 @@ def program_key(program: ClosedJaxpr) -> Hashable | None:
     """A key that is equal for equal programs; ``None`` if there is none."""
     try:
         return "program", _keys.of_program(program)
-    except (TypeError, _NotHashableError):
+    except TypeError:
         return None

@@ -255,8 +255,6 @@ def _compiled_program(apply: Callable[..., Any], avals: Sequence[Any], device: j
     results = first.jaxpr.out_avals
     if first.jaxpr.effects or calls_back(getattr(first.jaxpr, "jaxpr", first.jaxpr)):
         return None
-    if any(jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) for a in results):
-        return None
     large = max((a.size for a in (*avals, *results)), default=0) >= _LARGE
 
     def compiled(on: jax.Device) -> Any:
