@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.variables.partitioners import over_all
 from tests import processes
 from tests.conftest import shared_strategy, strategy_of
 from tests.many_steps import workers_steps
@@ -33,8 +34,10 @@ STRATEGIES: dict[str, Callable[[], replicax.Strategy]] = {
     "mirrored 4": lambda: strategy_of(4),
     "shared 4": lambda: shared_strategy(4, 2),
     "sharded 1": lambda: replicax.ShardedStrategy(devices(1)),
-    "sharded 4": lambda: replicax.ShardedStrategy(devices(4)),
-    "groups 4": lambda: replicax.ShardedStrategy(devices(4), replicax.variables.GroupPartitioner(2)),
+    "sharded 4": lambda: replicax.ShardedStrategy(devices(4), over_all(4, min_bytes=0)),
+    "groups 4": lambda: replicax.ShardedStrategy(
+        devices(4), replicax.variables.GroupPartitioner(2, over_all(2, min_bytes=0))
+    ),
     "central 2": lambda: replicax.CentralStorageStrategy(devices(2), parameter_device="cpu:5"),
 }
 
@@ -200,6 +203,8 @@ def test_padded_outputs_have_the_mask_of_the_last_step(pair) -> None:
     outputs = pair.run_steps(step, iter(dataset), 2).last_step_outputs
     assert float(outputs["mean"]) == 10.0
     assert pair.gather(outputs["doubled"], axis=0).tolist() == [8.0, 10.0, 12.0]
+    next(iterator := iter(dataset))  # from then on elements are made one by one
+    assert float(pair.run_steps(step, iterator, 1).last_step_outputs["mean"]) == 10.0
     first = pair.run_steps(step, iter(dataset), 1).last_step_outputs
     assert float(first["mean"]) == 3.0
 

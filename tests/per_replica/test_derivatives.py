@@ -18,6 +18,14 @@ from tests.per_replica.test_operations import on
 from tests.soaking import soak_except
 
 X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)
+
+
+@jax.custom_vjp
+def second(x: Any, y: Any) -> Any:
+    return y
+
+
+second.defvjp(lambda x, y: (y, None), lambda _, cotangent: (None, cotangent))
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "what an operand is": lambda x: x * jnp.ones((2, 3)) * x,
     "numbers": lambda x: 2.0 * x + x**3 - 1 / (3 + x * x),
@@ -29,6 +37,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "half of the digits": lambda x: jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32),
     "a loop": lambda x: jax.lax.scan(lambda c, row: (c * row.sum(), c), 1.0, x)[0],
     "nothing": lambda x: jnp.sign(x) + jax.lax.stop_gradient(x),
+    "no cotangent": lambda x: second(jax.lax.sort_key_val(x, jnp.cos(x))[1], x),
 }
 QUICK = ("what an operand is", "whole numbers besides", "branches", "a power", "a loop", "nothing")
 DERIVATIVES: dict[str, Callable[[Any], Any]] = {

@@ -19,7 +19,7 @@ import replicax
 from replicax.per_replica import executor
 from replicax.per_replica.rendezvous import Rendezvous
 from tests.conftest import leaving_no_arrays, logical_strategy, strategy_of
-from tests.soaking import soak_except
+from tests.soaking import soak_except, soaked
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
@@ -84,7 +84,9 @@ def counting():
     return jnp.float32(0), jnp.zeros(2), jax.random.key(0)
 
 
+OUTSIDE = jnp.arange(3.0)
 STEPS = {
+    "an array from outside": lambda x: (OUTSIDE, OUTSIDE * x),
     "results of all kinds": lambda x: (x * 2, context().all_reduce("sum", x), 3, "a", None, [x.sum()]),
     "replica id": lambda x: (context().replica_id_in_sync_group, context().num_replicas_in_sync),
     "constants are mirrored": lambda x: (jnp.ones(2), jnp.arange(3) * 2),
@@ -123,6 +125,9 @@ STEPS = {
     ),
     "gradient of merge_call": lambda x: jax.grad(
         lambda y: jnp.sum(context().merge_call(lambda s, v: s.reduce("sum", v), args=(y * y,)))
+    )(x),
+    "gradient of local results": lambda x: jax.grad(
+        lambda y: context().merge_call(lambda s, v: jnp.sum(v * s.local_results(v)[0] ** 2), args=(y * x,))
     )(x),
     "random numbers": lambda x: (
         jax.random.normal(jax.random.key(0), (2,)),
@@ -168,7 +173,7 @@ STEPS = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [soaked(1), 2, 3])
 @pytest.mark.parametrize("name", soak_except(STEPS, *(name for name in STEPS if name != "linear solves in a loop")))
 def test_both_executors_agree(name: str, replicas: int) -> None:
     strategy = strategy_of(replicas)
@@ -196,7 +201,7 @@ def test_variables_agree(pair, synchronization, aggregation, method, mirrored) -
     def step(v, x):
         change = jnp.float32(4) if mirrored else x[0]
         getattr(v, method)(change)
-        return v * 2
+        return v * 2, context().merge_call(lambda s: s.local_results(v))
 
     outcomes = []
     for options in (None, PER_REPLICA):
@@ -478,6 +483,11 @@ def test_an_exception_in_one_replica(pair) -> None:
     [
         (lambda x: context().all_reduce("sum", x), ValueError, r"one shape and dtype, got float32\[1\], float32\[2\]"),
         (lambda x: context().all_gather(jnp.ones((len(x), len(x))), 0), ValueError, r"may differ in dim 0 only"),
+        (
+            lambda x: context().all_gather(x.astype([jnp.float32, jnp.int32][len(x) - 1]), 0),
+            ValueError,
+            "all_gather: the replicas' arrays must have one dtype, got float32, int32",
+        ),
         (lambda x: [1] * len(x), ValueError, "replicas must return the same structure: replica 0"),
         (lambda x: jax.lax.psum(x, "replica"), NameError, "In compiled steps the axis of the replicas is called"),
         (

@@ -63,6 +63,14 @@ def a_name_that_is_rebound(make, other):
     return (lambda: held), change
 
 
+def a_name_without_a_value():
+    held = 1
+    fn = lambda: held  # noqa: E731
+    [cell] = fn.__closure__
+    del cell.cell_contents
+    return fn, lambda: setattr(cell, "cell_contents", 2)
+
+
 def a_function(attribute, new):
     def helper(x, y=1):
         return x + y
@@ -78,6 +86,7 @@ def a_function(attribute, new):
         (a_list_in_a_frozen_dataclass, ()),
         (a_name_that_is_rebound, (int, 1)),
         (a_name_that_is_rebound, (type("Model", (), {}), None)),  # the only one that held the object
+        (a_name_without_a_value, ()),
         (a_function, ("__code__", (lambda x, y: x).__code__)),
         (a_function, ("__defaults__", (2,))),
         (a_function, ("__kwdefaults__", {"y": 2})),
