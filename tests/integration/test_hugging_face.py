@@ -40,8 +40,9 @@ def test_another_format_makes_no_difference(name) -> None:
 
 def test_formats_of_ones_own() -> None:
     assert adapted(table().with_format("numpy", dtype=None)).batches[0]["x"].dtype == np.float64
-    changed = table().with_transform(lambda rows: {"z": np.array(rows["y"]) + 1})
-    assert adapted(changed).batches[3]["z"] == 4
+    words = table().add_column("words", ["a b"] * 10)  # which a transform may make numbers of
+    changed = words.with_transform(lambda rows: {"z": np.array(rows["y"]) + len(rows["words"][0])})
+    assert adapted(changed).batches[3]["z"] == 6
 
 
 def test_shuffled_rows_stay_where_they_are() -> None:

@@ -67,6 +67,7 @@ def test_length(dataset, length) -> None:
         ({"s": tf.constant(["a"])}, r"element\['s'\] is a tensor of strings, which can't be laid on a device"),
         ((1, tf.ragged.constant([[1], [2, 3]])), r"element\[1\] is a ragged tensor \(\.to_tensor\(\) pads it\)"),
         ([tf.sparse.from_dense([[1, 0]])], r"element.* is a sparse tensor \(tf\.sparse\.to_dense"),
+        ((tf.quantization.quantize([1.0], 0.0, 2.0, tf.qint8).output,), r"element\[0\] is a tensor of qint8"),
         ({"o": tf.experimental.Optional.from_value(2)}, r"element\['o'\] is no tensor, but described by OptionalSpec"),
     ],
 )

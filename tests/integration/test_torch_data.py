@@ -173,6 +173,7 @@ def test_tensors_of_other_kinds() -> None:
         (np.array(["a"]), r"element 1 is an array of strings"),
         (np.array([None]), r"element 1 is an array of objects"),
         ([torch.eye(2).to_sparse()], r"element 1\[0\] is a sparse_coo tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"element 1 is a quantized tensor"),
         (
             lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
             r"element 1 is a nested tensor",
@@ -207,6 +208,7 @@ def test_what_is_no_array(element, message) -> None:
         ({"sampler": td.SubsetRandomSampler(range(10))}, r"shuffles \(SubsetRandomSampler\)"),
         ({"batch_sampler": td.BatchSampler(td.RandomSampler(Squares()), 2, False)}, r"shuffles \(RandomSampler\)"),
         ({"num_workers": 1, "in_order": False}, "in_order=False"),
+        ({"in_order": False}, None),
     ],
 )
 def test_what_can_not_be_repeated(options, message) -> None:

@@ -44,9 +44,13 @@ class Noise(layers.Layer):
 
 
 def test_each_replica_draws_numbers_of_its_own() -> None:
+    alone = keras.Sequential([keras.Input((3,)), Noise()])
+    with replicax.OneDeviceStrategy("cpu:0").scope():
+        one = keras.Sequential([keras.Input((3,)), Noise()])
     with two().scope():
         model = keras.Sequential([keras.Input((3,)), Noise()])
     x = np.zeros((4, 3), "float32")
+    np.testing.assert_array_equal(one.predict(x, verbose=0), alone.predict(x, verbose=0))
     first, second = model.predict(x, verbose=0), model.predict(x, verbose=0)
     rows = np.concatenate([first, second])
     assert len(np.unique(rows.round(6), axis=0)) == 8
