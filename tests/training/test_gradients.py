@@ -206,6 +206,9 @@ def test_what_has_no_gradient() -> None:
 def test_unconnected_gradients(pair, executor) -> None:
     """``None`` where no derivative comes back, be it through a loop, a branch or a program; zeros otherwise."""
     names = ("used", "stopped", "unread", "in a loop", "in no loop", "in a program", "in a branch", "in aux", "written")
+    names += ("in a rule",)
+    rule = jax.custom_vjp(lambda a, b: a + b)  # whose author says that the first has no influence
+    rule.defvjp(lambda a, b: (a + b, None), lambda _, g: (None, g))
     with pair.scope():
         variables = {name: replicax.Variable(jnp.ones(4), name=name) for name in names}
 
@@ -220,6 +223,7 @@ def test_unconnected_gradients(pair, executor) -> None:
             total, _ = jax.lax.scan(body, (value["used"] * x).sum(), jnp.arange(3.0))
             total += jax.jit(lambda v: 2 * v.sum())(value["in a program"]) + variables["written"].value.sum()
             total += jax.lax.cond(x > 0, lambda: value["in a branch"].sum(), lambda: 0.0)
+            total += rule(value["in a rule"], value["used"]).sum()
             return total + jax.lax.stop_gradient(value["stopped"]).sum(), value["in aux"]
 
         _, gradients = replicax.value_and_grad(loss, variables, has_aux=True, unconnected_gradients=unconnected)()

@@ -142,10 +142,7 @@ def _noting(value: Any, note: Callable[[], Any]) -> Any:
 
     In reverse mode JAX keeps zeros symbolic, and makes arrays of them only at the end.
     """
-
-    @jax.custom_vjp
-    def same(x: Any) -> Any:
-        return x
+    same = jax.custom_vjp(lambda x: x)
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
         if isinstance(gradient, SymbolicZero):
