@@ -227,10 +227,38 @@ def test_what_does_not_fit(initial: Any, options: Any, message: str) -> None:
         replicax.Variable(initial, name="v", **options)
 
 
-def test_not_in_one_place_and_in_parts() -> None:
-    strategy = replicax.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
-    with strategy.scope(), pytest.raises(ValueError, match="'v' .* is to be on cpu:2, and can't be split over logical"):
-        replicax.Variable(jnp.ones(4), name="v", partition_dimensions=[1])
+def test_not_in_one_place_and_on_logical_devices() -> None:
+    devices = np.array(jax.devices()[:4], dtype=object).reshape(2, 2)
+    pairs = replicax.Strategy(replicax.StrategyExtended(devices, parameter_device=jax.devices()[5]))
+    for options in ({"partition_dimensions": [2]}, {"logical_device": 1}):
+        with pairs.scope(), pytest.raises(ValueError, match="'v' .* is to be on cpu:5, and can't be on logical"):
+            replicax.Variable(jnp.ones(4), name="v", **options)
+
+
+def test_beside_a_variable_that_is_split_over_replicas_and_logical_devices() -> None:
+    strategy = logical_strategy(2, 2, replicax.variables.FixedShardsPartitioner(2))
+    pieces, whole = "split along dim 0 over 2 replicas", "mirrored on 2 replicas"
+    parts = "split [{}, {}] over 2 logical devices of each"
+    with strategy.scope():
+        columns = replicax.Variable(jnp.ones((4, 4)), partition_dimensions=[1, 2])
+        rows = replicax.Variable(jnp.ones((4, 4)), partition_dimensions=[2, 1])
+        second = replicax.Variable(jnp.ones((4, 4)), logical_device=1)
+    for other, shape, where in [
+        (columns, (4, 6), f"{pieces}, {parts.format(1, 2)}"),
+        (columns, (4, 3), pieces),
+        (columns, (4,), pieces),
+        (columns, (6, 4), f"{whole}, {parts.format(1, 2)}"),
+        (columns, (), whole),
+        (rows, (4, 3), f"{pieces}, {parts.format(2, 1)}"),
+        (rows, (4,), whole),
+        (rows, (6, 3), f"{whole}, {parts.format(2, 1)}"),
+        (second, (6,), f"on logical device 1, {pieces}"),
+        (second, (1, 6), f"on logical device 1, {whole}"),
+    ]:
+        with strategy.scope(), strategy.extended.colocate_vars_with(other):
+            v = replicax.Variable(np.arange(math.prod(shape)).reshape(shape))
+        assert v.layout.describe(strategy.extended.mesh) == where
+        np.testing.assert_array_equal(v.numpy(), np.arange(math.prod(shape)).reshape(shape))
 
 
 def test_a_device_that_is_full_is_reported_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

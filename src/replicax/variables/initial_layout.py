@@ -15,7 +15,6 @@ from replicax.argument_checks import as_integer
 from replicax.devices.arrays import put_among
 from replicax.devices.host_values import is_key
 from replicax.devices.logical_axes import Axes, parted
-from replicax.errors import PlacementError
 from replicax.variables.layout import Copies, Layout, Mirrored, Split
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, over_all, split_by
 from replicax.variables.slots import launching
@@ -90,7 +89,10 @@ def layout_for(
             )
         device = checked_logical_device(logical_device, count, variable.describe())
         layout = layout_for(variable, partitioner, None, None)
-        return on_logical_device(layout, device) if count > 1 else layout
+        if count == 1:
+            return layout
+        _check_not_central(layout, variable)
+        return dataclasses.replace(layout, logical_device=device)
     collection, replicas = variable.collection, variable.replicas
     usual, shape = collection.default_layout, variable.shape
     chosen = None if is_key(variable.dtype) else partitioner or collection.partitioner
@@ -99,11 +101,8 @@ def layout_for(
             return Copies(replicas.num_replicas)
         split = _layout_by(chosen, variable, shape)
         return usual if isinstance(split, Mirrored) else split
-    if usual.home is not None and not variable.is_on_read:
-        raise ValueError(
-            f"{variable.describe()} is to be on {usual.home.platform}:{usual.home.id}, and can't be split over logical "
-            "devices: leave partition_dimensions out"
-        )
+    if not variable.is_on_read:
+        _check_not_central(usual, variable)
     axes = parted(shape, partition_dimensions, replicas.num_logical_devices, variable.describe())
     if variable.is_on_read:
         return Copies(replicas.num_replicas, axes=axes) if replicas.num_replicas > 1 else Mirrored(axes=axes)
@@ -121,6 +120,15 @@ def layout_for(
     return Mirrored(axes=axes) if composed is None else composed
 
 
+def _check_not_central(layout: Layout, variable: Variable) -> None:
+    """Raise a ValueError if ``variable``, which is to lie on logical devices, has one place for all replicas."""
+    if layout.home is not None:
+        raise ValueError(
+            f"{variable.describe()} is to be on {layout.home.platform}:{layout.home.id}, and can't be on logical "
+            "devices: leave partition_dimensions and logical_device out"
+        )
+
+
 def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
     """The number of a logical device; an error that begins with ``what`` if a replica has no such device."""
     device = as_integer(logical_device)
@@ -133,20 +141,10 @@ def checked_logical_device(logical_device: Any, count: int, what: str) -> int:
     return device
 
 
-def on_logical_device(layout: Layout, logical_device: int) -> Layout:
-    """The same layout on one logical device of each replica; a PlacementError if it can't be there."""
-    if not isinstance(layout, Mirrored | Copies | Split) or layout.home is not None or any(layout.axes):
-        raise PlacementError(
-            "a variable that is split over the logical devices, or is on one device for all replicas, can't be on one "
-            "logical device of each replica"
-        )
-    return dataclasses.replace(layout, logical_device=logical_device)
-
-
 def move(variable: Variable, logical_device: int) -> None:
     """Move ``variable`` to one logical device of each replica, for good."""
     with launching:
-        variable.layout = on_logical_device(variable.layout, logical_device)
+        variable.layout = dataclasses.replace(variable.layout, logical_device=logical_device)
         variable.slot.array = put_among(variable.stored(), variable.sharding)
     for cache in list(variable.slot.caches):
         cache.forget(variable.slot)  # programs that expect it at its old place
@@ -201,12 +199,11 @@ def _beside(layout: Layout, variable: Variable) -> Layout:
     axes = layout.axes if fits else ()
     if is_stacked:
         return Copies(replicas.num_replicas, axes=axes, logical_device=layout.logical_device)
-    if isinstance(layout, Split) and splits and shape[layout.dim : layout.dim + 1] == (layout.size,):
-        if fits or not any(layout.axes):
-            return layout
-        if layout.logical_parts == 1:
-            return dataclasses.replace(layout, axes=())
-    if isinstance(layout, Split) and splits and not any(layout.axes) and layout.dim < len(shape):
-        pieces = -(-layout.size // layout.piece)
-        return _split_evenly(shape, layout.dim, pieces, layout.replicas, layout.groups)
+    if isinstance(layout, Split) and splits and layout.dim < len(shape):
+        if shape[layout.dim] == layout.size and (fits or layout.logical_parts == 1):
+            return dataclasses.replace(layout, axes=axes)
+        if not any(layout.axes):
+            pieces = -(-layout.size // layout.piece)
+            split = _split_evenly(shape, layout.dim, pieces, layout.replicas, layout.groups)
+            return dataclasses.replace(split, logical_device=layout.logical_device)
     return Mirrored(axes=axes, logical_device=layout.logical_device)
