@@ -400,6 +400,26 @@ def test_values_and_functions_are_shares_of_the_sum(pair, executor) -> None:
     np.testing.assert_allclose(found, [v, v], rtol=1e-5)
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_a_function_of_parameters_in_another_tree_is_a_share_too(pair, executor) -> None:
+    """As a transformation has that flattens the parameters, or masks some of them; its other arguments are as given."""
+
+    def update(updates, state, params=None, *, value_fn, scale, **_):
+        flat = jnp.concatenate([params["a"], params["b"]])
+        return jax.tree.map(lambda u: -scale["by"] * jax.grad(value_fn)(flat)[:2], updates), state
+
+    with pair.scope():
+        tree = {name: replicax.Variable([1.0, 2.0]) for name in "ab"}
+        optimizer = replicax.Optimizer(optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update))
+
+    def step(x):
+        gradients = {name: x * jnp.ones(2) for name in tree}
+        optimizer.apply_gradients(gradients, tree, value_fn=lambda flat: x * (flat**2).sum(), scale={"by": 0.5})
+
+    pair.run(step, (of_each(pair, 1, 2),), options=replicax.RunOptions(executor))
+    assert [v.numpy().tolist() for v in tree.values()] == [[-2.0, -4.0]] * 2
+
+
 def refused(pair, tx, extra, aggregate=True):
     with pair.scope():
         w, seen = replicax.Variable(1.0, name="w"), replicax.Variable(0.0, name="seen")
@@ -419,8 +439,8 @@ def refused(pair, tx, extra, aggregate=True):
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
 def test_a_value_that_has_been_reduced_is_taken_as_it_is(pair, executor: str) -> None:
     found = []
-    for of in (lambda x: x, all_reduced):
-        with pair.scope():
+    for strategy, of in ((pair, lambda x: x), (pair, all_reduced), (strategy_of(1), lambda x: x)):
+        with strategy.scope():
             w = replicax.Variable(1.0, name="w")
             optimizer = replicax.Optimizer(optax.polyak_sgd())
 
@@ -428,9 +448,9 @@ def test_a_value_that_has_been_reduced_is_taken_as_it_is(pair, executor: str) ->
             loss, gradient = replicax.value_and_grad(lambda: x * w**2, w)()
             optimizer.apply_gradients(gradient, w, value=of(loss))
 
-        pair.run(step, (of_each(pair, 1, 2),), options=replicax.RunOptions(executor=executor))
+        strategy.run(step, (of_each(strategy, 1, 2),), options=replicax.RunOptions(executor=executor))
         found.append(float(w))
-    assert found == [0.5, 0.5]  # the loss is 3, and its gradient 6
+    assert found == [0.5, 0.5, 0.5]  # the loss is 3, and its gradient 6; of one replica 1 and 2
 
 
 def test_reduced_and_other_values_are_summed_in_one_all_reduce(pair) -> None:

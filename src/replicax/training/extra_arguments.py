@@ -82,7 +82,8 @@ def of_parameters(
     """The argument ``name``, ``fn(parameters, …)``, for a transformation that calls it with parameters of its choice.
 
     Line searches do. While it runs, the variables (none for models of other libraries) have these values, so that it
-    may read them. With ``aggregate`` it returns a replica's share; the caller gets the sum, and the sum's gradient.
+    may read them, if the parameters are in their tree: others may be only some of them, or flattened. With
+    ``aggregate`` it returns a replica's share; the caller gets the sum, and the sum's gradient.
     """
     refused = frozenset({R}) if aggregate else frozenset({R, T})
     if aggregate:
@@ -93,10 +94,11 @@ def of_parameters(
             "aggregate=True, and return this replica's share"
         )
 
-    def own(parameters: Sequence[Any], outer: Store, args: Sequence[Any], kwargs: Any) -> Any:
-        store = DerivedStore(outer, dict(zip(variables, parameters, strict=False)))
+    def own(parameters: Sequence[Any], structure: Any, outer: Store, args: Sequence[Any], kwargs: Any) -> Any:
+        present = zip(variables, parameters, strict=False) if structure == tree else ()
+        store = DerivedStore(outer, dict(present))
         with use_store(store):
-            result = fn(jax.tree_util.tree_unflatten(tree, parameters), *args, **kwargs)
+            result = fn(jax.tree_util.tree_unflatten(structure, parameters), *args, **kwargs)
         if store.written:
             raise TraceError(
                 f"apply_gradients: {name} assigns {next(iter(store.written)).describe()}, but the transformation may "
@@ -112,22 +114,21 @@ def of_parameters(
     total: Callable[[Any], Any] = all_reduced_sum if aggregate else lambda values: values
 
     def called(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if jax.tree_util.tree_structure(parameters) != tree:
-            return fn(parameters, *args, **kwargs)
         outer = current_store()
+        given, structure = jax.tree_util.tree_flatten(parameters)
 
         # All replicas have the same parameters, so the gradient of the sum is the sum of the gradients.
         @jax.custom_vjp
         def summed(leaves: Sequence[Any]) -> Any:
-            return total(own(leaves, outer, args, kwargs))
+            return total(own(leaves, structure, outer, args, kwargs))
 
         def forward(leaves: Sequence[Any]) -> tuple[Any, Any]:
-            result, pull = jax.vjp(lambda leaves: own(leaves, outer, args, kwargs), leaves)
+            result, pull = jax.vjp(lambda leaves: own(leaves, structure, outer, args, kwargs), leaves)
             return total(result), pull
 
         summed.defvjp(forward, lambda pull, cotangent: (total(pull(cotangent)[0]),))
         with _jax.kept_programs():
-            result = summed(jax.tree_util.tree_leaves(parameters))
+            result = summed(given)
         _jax.renew_kept_programs()
         return result
 
