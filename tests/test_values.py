@@ -50,6 +50,7 @@ def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> No
         lambda x: x[0],
         lambda x: x < 1,
         lambda x: x == 1,
+        lambda x: x == 1j,
         lambda x: x != copy.copy(x),
         bool,
         float,

@@ -274,7 +274,7 @@ class PerReplica:
     @_jax.hiding_frames
     def __eq__(self, other: object) -> bool:
         """Whether it is the same object; it can't be compared with another value, element by element."""
-        if self is not other and isinstance(other, PerReplica | int | float):
+        if self is not other and isinstance(other, PerReplica | int | float | complex):
             self._refuse()
         return self is other or NotImplemented
 

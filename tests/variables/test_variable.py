@@ -169,6 +169,9 @@ def test_the_dtype_is_that_of_the_value(value, dtype) -> None:
     assert replicax.Variable(value).dtype == dtype
     assert replicax.Variable(value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
     assert replicax.Variable(lambda: jnp.asarray(value), dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    large = np.full(1 << 16, value)
+    assert replicax.Variable(large).dtype == dtype
+    assert replicax.Variable(large, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
 def test_trainable_and_name() -> None:
@@ -364,7 +367,12 @@ def test_a_dtype_of_another_kind_is_refused() -> None:
     for assign in (w.assign, w.assign_add, lambda number: strategy_of(1).run(w.assign, args=(number,))):
         with pytest.raises(TypeError, match="dtype complex64, which does not cast to bfloat16"):
             assign(1 + 2j)
+    with pytest.raises(TypeError, match="dtype key<fry>, which does not cast to bfloat16"):
+        w.assign(jax.random.key(0))
     assert w.numpy() == 2
+    with pytest.raises(TypeError) as error:
+        replicax.Variable(1j, name="z", dtype=jnp.float32)
+    assert error.value.__notes__ == ["(raised for variable 'z': the initial value)"]
 
 
 def test_swapping_two_variables(pair) -> None:
@@ -487,6 +495,8 @@ def test_on_read_variables_reduce_like_what_they_hold(pair) -> None:
     v = make(pair, synchronization="on_read", aggregation="mean")
     pair.run(lambda: v.assign(one_based()))
     assert float(pair.reduce("sum", {"v": v})["v"]) == 3.0
+    with strategy_of(4).scope(), pytest.raises(replicax.errors.ContextError, match="mixing .* using variable 'v'"):
+        v.read_value()
     assert [float(tree["v"]) for tree in pair.local_results({"v": v})] == [1.0, 2.0]
 
 

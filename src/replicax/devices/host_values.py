@@ -109,8 +109,9 @@ def as_array(value: Any, where: Where, dtype: Any = None) -> jax.Array:
         value = own_copy(value)
     try:
         return jnp.asarray(value, dtype)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
         check_numbers(value, where)
+        error.add_note(f"(raised for {text_of(where)})")
         raise
 
 
