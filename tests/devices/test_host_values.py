@@ -66,6 +66,7 @@ def test_variables_say_their_names_and_keep_their_values(strategy) -> None:
         v = replicax.Variable(np.array([3, 4]), name="v")
         small = replicax.Variable(0, dtype="int8", name="small")
         f = replicax.Variable(np.zeros(2, np.float32), name="f")
+        one = replicax.Variable(np.float32(0), name="one")
         for initial in (BIG, BIG.tolist(), lambda: BIG):
             with raises("variable 'w': the initial value"):
                 replicax.Variable(initial, name="w")
@@ -81,7 +82,7 @@ def test_variables_say_their_names_and_keep_their_values(strategy) -> None:
     assert v.numpy().tolist() == [3, 4]
     assert int(small.assign(-128)) == -128
     assert f.assign(BIG).numpy().tolist() == [1, 2**40]  # and not what int32 makes of it
-    assert float(f.assign([2**40, 0])[0]) == 2**40
+    assert float(f.assign([2**40, 0])[0]) == float(one.assign(np.int64(2**40))) == 2**40
 
 
 def test_elements_of_a_dataset(strategy) -> None:

@@ -615,6 +615,11 @@ def test_a_function_that_captures_what_a_step_computes_does_not_leave_it(pair) -
             pair.run(returned, args=(1.0,))
     assert pair.run(lambda x: functools.partial(abs, -1), args=(1.0,))() == 1
 
+    def countdown(n):  # captures itself
+        return countdown(n - 1) if n else "done"
+
+    assert pair.run(lambda x: countdown, args=(1.0,))(3) == "done"
+
 
 def test_numpy_arrays_that_a_step_returns_belong_to_the_caller(pair) -> None:
     captured = np.ones(2)

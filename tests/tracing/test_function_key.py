@@ -43,6 +43,25 @@ def a_dict(kind):
     return make(captured), lambda: captured.__setitem__("a", 2)
 
 
+def a_dict_of_one_item_that_gets_another_name():
+    captured = {"a": object()}
+    return make(captured), lambda: captured.__setitem__("b", captured.pop("a"))
+
+
+def a_name_that_is_bound_later():
+    held = None
+
+    def fn():
+        return held  # noqa: F821
+
+    def change():
+        nonlocal held
+        held = 1
+
+    del held
+    return fn, change
+
+
 def a_deque():
     captured = collections.deque([1], maxlen=1)
     return make(captured), lambda: captured.append(2)
@@ -82,6 +101,8 @@ def a_function(attribute, new):
     ("captured", "args"),
     [
         *((a_dict, (kind,)) for kind in (dict, collections.OrderedDict, collections.Counter, Table)),
+        (a_dict_of_one_item_that_gets_another_name, ()),
+        (a_name_that_is_bound_later, ()),
         (a_deque, ()),
         (a_list_in_a_frozen_dataclass, ()),
         (a_name_that_is_rebound, (int, 1)),

@@ -168,6 +168,7 @@ READS = {
     "by a decorated method": (Sub, lambda x, p: p.decorated(x), set_rate),
     "by an item": (Sub, lambda x, p: x * p["rate"], set_rate),
     "by an operator": (Sub, lambda x, p: p * x, set_rate),
+    "in slots that are empty": (lambda: Slots.__new__(Slots), lambda x, p: x * getattr(p, "rate", 1.0), set_rate),
     "in slots": (Slots, lambda x, p: x * p.rate, set_rate),
     "in a dict behind __getattr__": (lambda: Fields(rate=1.0), lambda x, p: x * p.rate, set_rate),
     "in a namespace": (lambda: types.SimpleNamespace(rate=1.0), lambda x, p: x * p.rate, set_rate),

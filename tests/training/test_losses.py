@@ -80,6 +80,7 @@ def test_half_precision_can_count(strategy) -> None:
 
 def test_both_work_outside_every_step() -> None:
     assert float(replicax.compute_average_loss([1.0, 3.0])) == 2.0
+    assert float(replicax.compute_average_loss([])) == 0.0
     assert float(replicax.scale_regularization_loss(3.0)) == 3.0
 
 
