@@ -40,8 +40,8 @@ def put(
         if isinstance(value, np.ndarray) and not may_alias:
             value = own_copy(value)
     if is_array and not value.is_fully_addressable:
-        if value.sharding == sharding and may_alias is not False:
-            return value
+        if value.sharding == sharding:
+            return copied(value) if may_alias is False else value
         if not value.is_fully_replicated:
             return jax.device_put(value, sharding)
         value = value.addressable_data(0)

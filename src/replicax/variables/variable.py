@@ -191,9 +191,15 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             value: Any = numpy_copy(initial_value, dtype, where)
             if value is None:
                 value = as_array(initial_value, where, dtype)
-                value = value if is_key(value.dtype) else np.array(value)
+                is_whole = value.is_fully_addressable or value.is_fully_replicated
+                value = np.array(value) if is_whole and not is_key(value.dtype) else value
             self._set_aval_and_layout(value.shape, value.dtype)
-            return Initial(lambda: self.to_storage(value), lambda: value, lambda: digest(value))
+            # An array in parts on several workers was computed by all together.
+            return Initial(
+                lambda: self.to_storage(value),
+                lambda: value,
+                lambda: digest(value) if isinstance(value, np.ndarray) else None,
+            )
 
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
