@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -531,3 +532,6 @@ def test_each_worker_reads_its_part_and_the_chief_writes(tmp_path: pathlib.Path)
     found = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
     assert found.keys() == tensors.keys()
     same(found, tensors)
+    added = jax.export.deserialize(bytearray((tmp_path / "add").read_bytes())).call(np.zeros(4, np.float32))
+    for rows in (load_file(tmp_path / "rows" / "model.safetensors")["rows"], added):
+        assert rows.tolist() == [0.0, 0.0, 1.0, 1.0]

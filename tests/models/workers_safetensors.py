@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -83,6 +84,10 @@ def read_and_write(folder: str) -> dict[str, Any]:
     safetensors.load(path / "in", params, NAMES)
     values = {name: v.numpy() for name, v in params.items()}
     safetensors.save(path / "out", params, NAMES, max_file_bytes=3000)
+    split = jax.NamedSharding(strategy.extended.mesh, jax.P(replicax.REPLICA_AXIS))
+    rows = jax.make_array_from_process_local_data(split, np.full(2, jax.process_index(), np.float32))
+    safetensors.save(path / "rows", {"rows": rows})
+    replicax.models.export(functools.partial(jnp.add, rows), jax.ShapeDtypeStruct((4,), np.float32), path / "add")
     try:
         if jax.process_index() == 0:
             (path / "in" / "model-00001.safetensors").write_bytes(b"short")

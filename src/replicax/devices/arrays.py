@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.devices.host_values import Where, as_array, check_integers, own_copy
-from replicax.devices.mesh import devices_of
+from replicax.devices.mesh import devices_of, mirrored_sharding
 
 
 def put(
@@ -131,6 +131,15 @@ def local_array(value: jax.Array) -> jax.Array:
     owners = [row.flat[0].process_index for row in over_mesh.mesh.devices]
     mine = owners.index(value.addressable_shards[0].device.process_index)
     return put_among(value, NamedSharding(devices_of(over_mesh.mesh, mine), over_mesh.spec))
+
+
+@jax.disable_jit(False)
+def gathered(value: jax.Array) -> jax.Array:
+    """An array as each worker can read it: with a collective if it lies in parts on several, which all call this."""
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return value
+    over_mesh: Any = value.sharding
+    return jax.jit(lambda x: x, out_shardings=mirrored_sharding(over_mesh.mesh))(value)
 
 
 def copied(value: jax.Array) -> jax.Array:

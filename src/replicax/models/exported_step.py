@@ -15,6 +15,7 @@ import numpy as np
 from replicax import _jax, context
 from replicax.argument_checks import checked_path
 from replicax.collectives import of_key_data
+from replicax.devices.arrays import gathered
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, TraceError
 from replicax.pytrees import is_leaf, registered
@@ -163,10 +164,8 @@ def _bound_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_host(array: jax.Array) -> Any:
     """A NumPy array; or keys, which NumPy does not have, where JAX puts a value of the host."""
-    if not is_key(array.dtype):
-        return np.asarray(array)
     with _jax.outside_tracing():
-        return of_key_data(np.asarray, array)
+        return of_key_data(np.asarray, array) if is_key(array.dtype) else np.asarray(gathered(array))
 
 
 def _array(leaf: Any, name: str) -> Any:

@@ -18,8 +18,7 @@ import numpy as np
 from replicax.argument_checks import checked_integer, checked_path
 from replicax.checkpoint.checkpoint import lockstep_of
 from replicax.checkpoint.storage.manifest import flush
-from replicax.devices.arrays import local_array
-from replicax.devices.mesh import mirrored_sharding
+from replicax.devices.arrays import gathered, local_array
 from replicax.errors import CheckpointError
 from replicax.models.safetensors.arrays import check_call, leaves_of, sources_of
 from replicax.models.safetensors.names import INDEX, SINGLE, Names, TensorSource
@@ -131,15 +130,11 @@ def _values(file: Sequence[_Item], is_chief: bool) -> Iterator[tuple[str, Any]]:
             yield item.name, np.asarray(part, item.dtype, order="C")
 
 
-@jax.disable_jit(False)
 def _gathered_value(value: Any) -> Any:
     """The whole value, as this worker can read it."""
     if isinstance(value, Variable):
         return local_array(value.value)
-    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
-        sharding: Any = value.sharding
-        value = jax.jit(lambda x: x, out_shardings=mirrored_sharding(sharding.mesh))(value)
-    return value
+    return gathered(value) if isinstance(value, jax.Array) else value
 
 
 def _on_host(value: Any) -> np.ndarray[Any, Any]:
