@@ -40,7 +40,7 @@ def export(
     """Write ``step``, a prediction for one batch, with the weights that it reads, to one file.
 
     Whatever the strategy, the exported program runs on one device: a server needs JAX alone, and no Replicax:
-    ``jax.export.deserialize(open(path, "rb").read()).call(batch)``.
+    ``jax.export.deserialize(open(path, "rb").read()).call(batch)``. All workers call it, and the chief writes.
 
     Args:
       step: ``step(batch)``, or with several arguments ``step(*spec)``; it reads variables and returns arrays, in
