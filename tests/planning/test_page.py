@@ -99,6 +99,17 @@ def test_the_page_is_whole_and_self_contained(plan, tmp_path) -> None:
     assert all(text in found.text for text in ("<w> & co", plan.verdict, "prediction", "card<1>", "a & b"))
 
 
+def test_a_step_that_does_next_to_nothing() -> None:
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        v = replicax.Variable(jnp.ones(4))
+    for step in (lambda: None, lambda: jnp.sin(v.value)):
+        idle = replicax.plan(strategy, step, chip=CHIP)
+        text = checked(page(idle)).text
+        assert all(section.title in text for section in sections(idle))
+        assert "Collectives" not in text
+
+
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -173,8 +184,10 @@ def test_a_plan_is_a_line_in_a_session_and_tables_in_a_notebook(plan) -> None:
 
 @pytest.mark.parametrize(("fits", "mark", "colour"), [(True, "fits", 32), (False, "not", 31), (None, "unknown", 33)])
 def test_the_verdict_is_coloured(plan, fits, mark, colour) -> None:
-    other = dataclasses.replace(plan, fits=fits, words="too <large>", estimate=None, timeline=None, scaling=())
-    assert fits is None or other.verdict.startswith("fits: needs " if fits else "does not fit: needs ")
+    nothing = {"estimate": None, "timeline": None, "scaling": ()}
+    nothing |= {"chip": None, "memory": dataclasses.replace(plan.memory, capacity=None)} if fits is None else {}
+    other = dataclasses.replace(plan, fits=fits, words="too <large>", **nothing)
+    assert other.verdict.startswith({True: "fits: needs ", False: "does not fit: needs ", None: "needs "}[fits])
     text = page(other)
     assert f'<div class="verdict {mark}">' in text
     assert "too <large>" in checked(text).text

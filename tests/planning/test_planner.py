@@ -296,6 +296,10 @@ def test_an_array_that_the_compiler_has_made_a_constant_is_in_memory_and_is_read
 
 def test_a_step_of_nothing_and_elements_of_any_kind(pair) -> None:
     assert replicax.plan(pair, lambda: None).collectives == ()
+    with pair.scope():
+        made = replicax.Variable(np.zeros(3, np.float32), name="made")
+    written = replicax.plan(pair, lambda: made.assign(np.full(3, 2.0))).memory.buffers
+    assert [(b.name, b.type) for b in written if b.kind == "variable"] == [("made", "float32[3]")]
     spec = {"x": jax.ShapeDtypeStruct((4, 3), np.float64), "scale": 2.0, "train": True, "none": None}
     seen = []
 

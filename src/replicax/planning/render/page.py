@@ -51,7 +51,7 @@ def page(plan: Plan) -> str:
     drawn = {"Memory of one device": charts.memory_picture(plan)}
     if plan.estimate is not None:
         drawn["Work of one device in one step"] = charts.time_picture(plan)
-    if plan.timeline is not None:
+    if plan.timeline is not None and plan.timeline.seconds:
         drawn["Predicted time of one step"] = charts.step_picture(plan)
     if plan.scaling:
         drawn["Predicted scaling"] = charts.scaling_picture(plan)
