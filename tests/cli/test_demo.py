@@ -144,7 +144,8 @@ def test_the_example_as_it_is_installed(monkeypatch, tmp_path):
         assert pathlib.Path(module.__file__).parent == package / "_examples"
 
 
-def test_a_missed_target_is_named_and_fails(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("options", [["--replicas", "1"], ["--strategy", "one_device"]])
+def test_a_missed_target_is_named_and_fails(capsys, monkeypatch, tmp_path, options):
     example = demo.load_example()
 
     def trained(label, strategy, data, seed, epochs, console):
@@ -163,7 +164,7 @@ def test_a_missed_target_is_named_and_fails(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(example, "train", trained)
     monkeypatch.setattr(demo, "_is_emulated", lambda: False)
-    assert main(["demo", "--replicas", "1", "--out", str(tmp_path)]) == 1
+    assert main(["demo", *options, "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "replicax demo: target missed: Test accuracy: 96.00%, should be at least 97%",
         "replicax demo: target missed: Largest difference of a parameter after 20 steps: 1.0e-03, should be below 1e-5",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -148,7 +150,10 @@ def test_several_slices(model, capsys, in_place) -> None:
     ],
 )
 def test_what_can_not_run_fails(model, capsys, in_place, function: str, message: str) -> None:
-    assert main(["plan", f"{model}:{function}", "--topology", "v5e:2x2"]) == 1
+    kept = model.with_name("kept.json")
+    kept.write_text("{}")
+    assert main(["plan", f"{model}:{function}", "--topology", "v5e:2x2", "--json", str(kept)]) == 1
+    assert (kept.read_text() == "{}") == (function != "too_large")  # an earlier report stays until there is another
     printed = capsys.readouterr()
     assert re.search(message, printed.err, re.MULTILINE), printed.err
     assert ("The largest buffers" in printed.out) == (function == "too_large")
@@ -197,6 +202,7 @@ def test_an_argument_may_have_any_name() -> None:
         (["{model}", "--topology", "v5e:4x4", "--slices", "0"], "--slices: must be at least 1, got 0"),
         (["{model}", "--topology", "v5e:4x4", "--network", "3"], "it needs --slices 2 or more"),
         (["{model}", "--topology", "h100:8", "--network", "3"], "slices 2 or more, or GPUs of several hosts"),
+        (["{model}", "--topology", "v9:4x4", "--network", "3"], "there is no TPU generation 'v9'; known: v2, v3"),
         (["{model}", "--topology", "h100:9x9"], "a host has at most 8 h100 GPUs, got 9"),
         (["{model}", "--topology", "v100:8"], "no GPU is called 'v100'; did you mean h100? known: "),
         (["{model}", "--topology", "p5.48xlagre:2"], "of machines, p5.48xlarge and "),
@@ -212,6 +218,7 @@ def test_an_argument_may_have_any_name() -> None:
         (["{model}", "--html", "nowhere/plan.html"], "there is no folder nowhere"),
         (["{model}", "--json", "{model}"], "model.py: can't be written (it is a program, or has the name of one)"),
         (["{model}", "--json", "."], "--json .: can't be written (it is a folder)"),
+        (["{model}", "--json", "a" * 300], ": can't be written (File name too long)"),
         (["{model}", "--html", "a.out", "--json", "a.out"], "are both a.out, and the second would overwrite the first"),
         (["{fails}"], "fails.py ended the program while it was imported (sys.exit('no connection')): put what is"),
         (["{leaves}"], "leaves.py ended the program while it was imported (sys.exit(0)): put what is to run only when"),
@@ -306,9 +313,11 @@ BROKEN_PIPE = "raise BrokenPipeError(32, 'to my server')"
 )
 def test_a_model_whose_own_pipe_is_broken_or_that_exits(program, status, error, in_place, tmp_path, capfd) -> None:
     (tmp_path / "pipes.py").write_text(program)
-    assert main(["plan", str(tmp_path / "pipes.py")]) == status
-    assert "pipes.py" in (said := capfd.readouterr().err)
-    assert error in said
+    for output in (sys.stdout, io.StringIO()):
+        with contextlib.redirect_stdout(output):
+            assert main(["plan", str(tmp_path / "pipes.py")]) == status
+        assert "pipes.py" in (said := capfd.readouterr().err)
+        assert error in said
 
 
 class Found:

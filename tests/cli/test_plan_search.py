@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import doctest
 import itertools
@@ -202,6 +203,18 @@ def test_sigterm_while_devices_are_measured_ends_all(model, monkeypatch, capsys)
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_emulated_devices_are_measured_for_a_search(model, monkeypatch, capsys, faked) -> None:
+    asked = faked(KeyboardInterrupt())
+    search = ["plan", "model.py", "--replicas", "4", "--search", "strategy=mirrored", "microbatches=1", "width=32"]
+    monkeypatch.setattr(plan_search, "_MEASURE", "import sys; assert sys.argv[2] == '4'; open(sys.argv[1], 'w')")
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # where no signal can be caught
+        assert threads.submit(main, search).result() == 130
+    assert pathlib.Path(asked[0][-1]).name == "chip.json"
+    monkeypatch.setattr(plan_search, "_MEASURE", "import sys; sys.exit('Traceback\\nno memory')")
+    assert main(search) == 2
+    assert capsys.readouterr().err == "replicax plan: error: the emulated devices can't be measured: no memory\n"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -314,6 +327,7 @@ def test_cases_have_the_same_examples_on_all_devices() -> None:
             found = plan._with_batch(element, strategy, args)
             assert found["x"].shape[0] * strategy.num_replicas_in_sync == (8 * 8 if batch is None else batch)
             assert found["scale"] == 2.0
+        assert plan._with_batch(2.0, strategy, argparse.Namespace(batch=None, microbatches=2, case=None)) == 2.0
 
 
 def test_a_case_tells_its_examples_if_its_arrays_agree_in_them(model, monkeypatch) -> None:
@@ -421,6 +435,12 @@ def test_a_case_that_takes_too_long_is_ended_with_all_that_it_started(played) ->
     [late] = outcomes([cases["hangs"]], arguments, 2, 1.0, folder)
     assert (late.state, late.reason) == ("failed", "not planned within 1 s (--deadline)")
     wait_for_ends(children_of(folder, 1))
+    (other := folder / "other").mkdir()
+    found = outcomes([cases["writes"], cases["hangs"]], arguments, 2, 600.0, other)
+    assert next(found).case == cases["writes"]
+    processes = children_of(other, 1)
+    found.close()  # as by an interrupt
+    wait_for_ends(processes)
 
 
 def test_cases_end_with_a_search_that_is_killed(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,12 +19,16 @@ described = pickle.load(sys.stdin.buffer)
 while True:
     request = pickle.load(sys.stdin.buffer)
     if request == "end":
-        print("a line\\nan error: in it", file=sys.stderr, flush=True)
+        os.write(2, b"a line\\nan error: \\xff in it")
         os._exit(3)
+    if request == "triton":
+        os.write(2, b"Triton: failed")
+        os._exit(1)
+    if request == "kill":
+        os.kill(os.getpid(), 9)
     if request == "interrupt":
         os.kill(os.getppid(), 2)
-        time.sleep(0.1)
-        request = 0
+        time.sleep(60)
     answer = f"refused for {described}" if request == "refuse" else (request, os.getpid())
     pickle.dump(answer if isinstance(answer, str) else int(f"{answer[0]}{answer[1]}"), sys.stdout.buffer)
     sys.stdout.buffer.flush()
@@ -51,9 +56,20 @@ def test_a_process_that_has_ended_is_replaced(process: CompileProcess) -> None:
     seen = set()
     for number in (1, 2):
         seen.add(str(process.compile(number))[1:])
-        with pytest.raises(CompilationError, match=r"ended its process with exit status 3: an error: in it\. "):
+        with pytest.raises(CompilationError, match=r"ended its process with exit status 3: an error: \ufffd in it\. "):
             process.compile("end")
     assert len(seen) == 2
+
+
+def test_what_may_help_is_told(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        CompilationError, match=r"by SIGKILL: it has written nothing\. .* machine had too little memory"
+    ):
+        process.compile("kill")
+    for option, cure in ((compile_process._KERNELS, "a fault of XLA"), ("xla_dump_to", "XLA_FLAGS=--xla_dump_to= so")):
+        monkeypatch.setattr(compile_process, "_KERNELS", option)  # which some versions of JAX have
+        with pytest.raises(CompilationError, match=rf"status 1: Triton: failed\. .*{cure}"):
+            process.compile("triton")
 
 
 def test_a_process_that_ends_before_it_has_read_for_what_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +81,10 @@ def test_a_process_that_ends_before_it_has_read_for_what_it_compiles(monkeypatch
 
 
 def test_after_an_interrupt_no_answer_is_for_another_program(process: CompileProcess) -> None:
-    before = str(process.compile(1))[1:]
+    before, began = str(process.compile(1))[1:], time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         process.compile("interrupt")
+    assert time.monotonic() - began < 30  # it does not wait for the program
     after = str(process.compile(7))
     assert after[0] == "7"
     assert after[1:] != before
