@@ -140,12 +140,12 @@ class StrategyExtended(Reducing, Updating, NameHints):
     ) -> None:
         self.partitioner = checked_partitioner(partitioner)
         self.default_layout: Layout = Mirrored() if parameter_device is None else Central(parameter_device)
-        logical_devices = np.array(devices, dtype=object).reshape(len(devices), -1)
-        for device in logical_devices.flat:
-            if not isinstance(device, jax.Device):
-                raise TypeError(
-                    f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {device!r}"
-                )
+        logical_devices = np.atleast_1d(np.array(devices, dtype=object))
+        if not logical_devices.size or not all(isinstance(device, jax.Device) for device in logical_devices.flat):
+            raise TypeError(
+                f"StrategyExtended(devices): expected JAX devices, such as those of jax.devices(), got {devices!r}"
+            )
+        logical_devices = logical_devices.reshape(len(logical_devices), -1)
         mesh = replica_mesh(logical_devices)
         per_device = _per_device(num_replicas, *logical_devices.shape)
         at_once = _at_once(replicas_at_once, per_device)
@@ -338,8 +338,7 @@ class StrategyExtended(Reducing, Updating, NameHints):
         ...     pathlib.Path(f"{folder}/placement.svg").read_text().count("all-gather")
         1
         """
-        if variables is None:
-            variables = list(self.variables)
+        variables = list(self.variables if variables is None else variables)
         for variable in variables:
             if not self.variable_created_in_scope(variable):
                 raise ValueError(f"extended.plot: {variable!r} is no variable of {self.strategy!r}")
