@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -163,14 +164,17 @@ def test_workers_know_of_different_numbers(group) -> None:
             assert "knows of 3, and worker 1 (process" in str(error)
 
 
-def test_a_worker_that_ends_may_come_again(group) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])  # as of a process that has not read all
+def test_a_worker_that_ends_may_come_again(group, is_reset: bool) -> None:
     port = int(group.coordinator[10:])
     with threads() as pool:
         chief = pool.submit(called, group, 0)
         about = {"greeting": "replicax preflight", "index": 1, "count": 3, "host": "here", "pid": 1}
         _wait_until_somebody_listens(port)
         with socket.create_connection(("127.0.0.1", port), timeout=20) as first:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_reset, 0))
             first.sendall(json.dumps(about).encode() + b"\n")
+            time.sleep(0.1)
         others = [pool.submit(called, group, index) for index in (1, 2)]
         assert chief.result() is None
         with socket.create_server(("127.0.0.1", port)):

@@ -103,6 +103,7 @@ def refused(capsys, *words: str) -> str:
         (["--workers", "2", "--sbatch", "--name", "a b", "train.py"], "a job of Slurm needs a name without blanks"),
         (["--workers", "2", "--sbatch", "it's.py"], "a job of Slurm needs a name without blanks, quotes, /, # and %"),
         (["--workers", "2", "--sbatch", "--out", "train.py", "train.py"], "(it is a program, or has the name of one)"),
+        (["--workers", "2", "--sbatch", "--out", "/dev/full", "train.py"], "/dev/full: can't be written (No space"),
         (["--workers", "2", "--sbatch", "--hosts", "a,b", "train.py"], "the hosts of a job are those that it is given"),
         (["--workers", "1:2", "--sbatch", "--nodes", "2", "train.py"], "can change on a single machine only"),
         (
