@@ -125,6 +125,7 @@ NEXT, TWICE = "%next = s32[]{:T(128)} add(", "%twice = s32[]{:T(128)} multiply(%
         ("tuple(%next", "opt-barrier(%next"),
         ("tuple(%copied", "opt-barrier(%copied"),
         ("constant(6)", "get-tuple-element(%q), index=0"),
+        ("get-tuple-element(%q), index=0", "negate(%q)"),
         ("copy(%zero)", "reduce(%x, %zero), to_apply=%sum"),
     ],
 )

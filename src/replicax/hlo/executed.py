@@ -96,7 +96,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if compare.opcode != "compare" or "direction=LT" not in compare.attributes:
         return None
     counter, limit = (_origin(condition, name) for name in compare.operands)
-    if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
+    if counter.opcode != "get-tuple-element":
         return None
     index = int(re.findall(r"\bindex=(\d+)", counter.attributes)[0])
     growth = _growth(module.computations[loop.called("body")[0]], index)
