@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import io_callback
 
 import replicax
 from replicax.variables.partitioners import over_all
@@ -23,6 +24,7 @@ from tests.soaking import soak_except
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 COMPILED = replicax.RunOptions(executor="compiled")
+AXIS = replicax.REPLICA_AXIS
 here = replicax.get_replica_context
 
 
@@ -428,6 +430,12 @@ def test_errors_of_the_step_are_raised_as_they_are() -> None:
 # --- what replicas agree on -----------------------------------------------------------------------------
 
 
+def _times(factor: float) -> Callable[[Any], Any]:
+    times = jax.custom_jvp(lambda x: x * factor)
+    times.defjvps(lambda t, _, x: t * factor)
+    return times
+
+
 def _loops_of_both(x: Any, w: Any) -> Any:
     """For each kind of loop, branch or call what all replicas have, and what each has."""
     common, own = w * 2, x.sum(0)
@@ -447,6 +455,7 @@ def _loops_of_both(x: Any, w: Any) -> Any:
             length=2,
         ),
         "own not used": jax.lax.scan(lambda c, i: ((jnp.sin(own), c + 1)[1], None), common, None, length=2),
+        "own rules": [jax.lax.fori_loop(0, 2, lambda i, c, f=f: f(c), common) for f in (_times(2.0), _times(3.0))],
     }
 
 
@@ -454,6 +463,7 @@ def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_ag
     strategy = strategy_of(2)
     with strategy.scope():
         w = replicax.Variable(jnp.ones(3))
+    mask, key = np.eye(200, 3, dtype=np.float32), jax.random.key(0)  # which the step captures
 
     def step(x: Any) -> Any:
         found = _loops_of_both(x, w.value)
@@ -461,7 +471,7 @@ def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_ag
         own = x.sum(0)
         met = jax.lax.cond(decision, lambda: here().all_reduce("sum", own), lambda: jnp.zeros(3))
         w.assign(met * 2)  # which nobody uses
-        w.assign(found["scan"][0][0] + met * 0)
+        w.assign(found["scan"][0][0] + met * 0 + jnp.asarray(mask).sum(0) * jax.random.uniform(key, (3,)))
         return found, met
 
     found = []
@@ -503,7 +513,14 @@ def test_calls_of_the_host_are_those_of_a_program_of_one_size() -> None:
         def asked(value: Any) -> np.ndarray[Any, Any]:
             return np.asarray(value) * 3
 
+        def both(_: Any, values: Any) -> Any:
+            told = io_callback(
+                lambda: calls.append(("both", 0.0)) or np.float32(1), jax.ShapeDtypeStruct((), np.float32)
+            )
+            return values[0] * 2, values[1] + told
+
         doubled = jax.lax.fori_loop(0, 2, agreed, w.value)
+        jax.lax.fori_loop(0, 2, both, (w.value, own))
         w.assign(doubled)
         tell("own", own * 0 + x.shape[0])
         kept = jax.checkpoint(lambda x: x * 2, policy=jax.checkpoint_policies.save_only_these_names("x"))(w.value)
@@ -515,7 +532,7 @@ def test_calls_of_the_host_are_those_of_a_program_of_one_size() -> None:
     assert [isinstance(r, jax.Array) for r in results] == [True] * 3
     np.testing.assert_array_equal(results[1:], [[12] * 3, [8] * 3])
     expected = [("agreed", 3), ("agreed", 6), ("met", 12), ("met", 12 + (total - 12) / 2)] * 2
-    names, values = zip(*sorted([*expected, ("own", 6), ("own", 3)]), strict=True)
+    names, values = zip(*sorted([*expected, ("own", 6), ("own", 3), *[("both", 0)] * 4]), strict=True)
     assert tuple(name for name, _ in sorted(calls)) == names
     np.testing.assert_allclose([value for _, value in sorted(calls)], values, rtol=1e-5)
 
@@ -587,6 +604,29 @@ def test_what_is_no_one_program_runs_exactly_and_says_why(program: Callable[...,
         again = strategy.run(step, args=(x,))  # said once, and not tried again
     assert len(traced._refused) == 1
     check_results(_Compared(strategy), again, result)  # type: ignore[arg-type]
+
+
+SMALL = 1  # the number of rows for which Python goes another way
+OTHER_PROGRAMS = {
+    "replicas of different sizes have float32[3], float32[] for": lambda x: x.sum() if len(x) == SMALL else x.sum(0),
+    "replicas of different sizes return different kinds of objects": lambda x: x.sum() if len(x) == SMALL else "many",
+    "as many values of dtype key<fry> as there are examples": lambda x: jax.random.split(jax.random.key(0), len(x)),
+    "of the mutable array (jax.new_ref) at": lambda x: jax.new_ref(x)[...],
+    "replicas of different sizes do not come to the same collectives. ": lambda x: (
+        replicax.compute_average_loss(x.sum(1)) if len(x) == SMALL else x.sum()
+    ),
+    "do not come to the same collectives": lambda x: jax.lax.psum(x.sum(), AXIS) if len(x) == SMALL else x.sum(),
+    "do not come to the same collectives: see the p": lambda x: (
+        jax.lax.psum(x.sum(), AXIS) if len(x) == SMALL else jax.lax.pmax(x.sum(), AXIS)
+    ),
+}
+
+
+@pytest.mark.parametrize("why", OTHER_PROGRAMS)
+def test_programs_that_differ_in_more_than_sizes_are_not_one(why: str) -> None:
+    strategy = strategy_of(2)
+    with pytest.raises(ValueError, match=f"can't run as one compiled program .* because .*{re.escape(why)}"):
+        strategy.run(lambda x: OTHER_PROGRAMS[why](x), args=(rows(strategy, (2, SMALL)),), options=COMPILED)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from replicax._jax.control_flow import (
     control_flow_of,
     executed_sum,
     has_rules,
+    is_rule,
     pruned,
     scan_of,
     with_calls_for_solves,

@@ -209,6 +209,11 @@ def has_rules(call: Equation) -> bool:
     return call.primitive.name.startswith("custom_")
 
 
+def is_rule(value: Any) -> bool:
+    """Return whether a parameter of a call that has rules of its own is one of them."""
+    return callable(value) or hasattr(value, "call_wrapped")  # as functions have in which JAX wraps others
+
+
 def _fit(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
     """Return whether a program's operands or results have the shapes of the equation's; a loop's elements have not."""
     return len(inner) == len(outer) and all(

@@ -189,8 +189,6 @@ class RaggedCommunicator(SpmdCommunicator):
         shapes = self._shapes("the first replica's value", array)
         if len(set(shapes)) == 1:
             return super().from_first(array)
-        if not array.ndim:
-            raise ValueError(f"the first replica's value: the replicas' arrays have the shapes {list(shapes)}")
         return self._gathered(array, 0, shapes)[: shapes[0][0]]
 
     def components(self, value: Any) -> Sequence[Any]:

@@ -14,9 +14,6 @@ import numpy as np
 
 from replicax import _jax
 
-_SMALL = 64 * 1024
-"""Constants of at most so many bytes are compared by value."""
-
 
 class ValueNumbering:
     """The values of several programs, by number; those of literals are known, and arrays that are closed over."""
@@ -81,7 +78,7 @@ class _ContentKeys(_jax.Keys):
     def of_params(self, equation: Any) -> Any:
         # Rules of derivatives have done their work.
         rules = _jax.has_rules(equation)
-        return tuple((k, self.of(v)) for k, v in sorted(equation.params.items()) if not (rules and callable(v)))
+        return tuple((k, self.of(v)) for k, v in sorted(equation.params.items()) if not (rules and _jax.is_rule(v)))
 
     def of_other(self, value: Any) -> Any:
         if isinstance(value, (_jax.Jaxpr, _jax.ClosedJaxpr)):
@@ -96,18 +93,17 @@ class _ContentKeys(_jax.Keys):
         return type(value), value
 
     def of_array(self, array: Any) -> Any:
-        is_small = isinstance(array, (np.ndarray, np.generic)) or (
-            isinstance(array, jax.Array)
-            and array.is_fully_addressable
-            and not jax.numpy.issubdtype(array.dtype, jax.dtypes.extended)
-        )
-        if is_small and array.size * array.dtype.itemsize <= _SMALL:
-            return _contents(array)
-        self._held.append(array)
-        return "array", id(array)
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            if not array.is_fully_replicated:
+                self._held.append(array)
+                return "array", id(array)
+            array = array.addressable_data(0)
+        if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+            return array.dtype, _contents(jax.random.key_data(array))
+        return _contents(array)
 
     def of_aval(self, aval: Any) -> Any:
-        return (aval.shape, aval.dtype) if hasattr(aval, "shape") else str(aval)
+        return aval.shape, aval.dtype
 
     def of_program(self, program: Any) -> Any:
         if id(program) not in self._programs:
@@ -117,4 +113,4 @@ class _ContentKeys(_jax.Keys):
 
 def _contents(value: Any) -> Any:
     array = np.asarray(value)
-    return array.dtype, array.shape, array.tobytes()
+    return array.dtype, array.shape, _jax.digested(array.tobytes())
