@@ -153,6 +153,7 @@ def test_a_quote_that_takes_the_rest_of_the_file(rows) -> None:
         ("f", "much", r"'much' is not float64.*dtypes={'f': str}"),
         ("b", "yes", r"'yes' is not bool\. Mend the file"),
         ("u", "300", r"'300' is not uint8\."),
+        ("q", "8", r"'8' is not int4\."),
         ("f", "1e400", r"'1e400' is not float64"),
         ("h", "70000", r"'70000' is not float16\."),
         ("e", "1000", r"'1000' is not float8_e4m3fn\."),
@@ -160,9 +161,10 @@ def test_a_quote_that_takes_the_rest_of_the_file(rows) -> None:
     ],
 )
 def test_values_that_are_none(rows, column, value, message) -> None:
-    good = {"i": "1", "f": "1.5", "b": "true", "u": "255", "h": "-inf", "e": "nan", "t": "2026-11-20"}
+    good = {"i": "1", "f": "1.5", "b": "true", "u": "255", "q": "7", "h": "-inf", "e": "nan", "t": "2026-11-20"}
     lines = [",".join(good), *[",".join(good.values())] * 101, ",".join((good | {column: value}).values())]
-    dtypes = {"b": bool, "u": np.uint8, "h": np.float16, "e": ml_dtypes.float8_e4m3fn, "t": "datetime64[D]"}
+    dtypes = {"b": bool, "u": np.uint8, "q": ml_dtypes.int4, "h": np.float16, "e": ml_dtypes.float8_e4m3fn}
+    dtypes["t"] = "datetime64[D]"
     iterator = iter(rows("\n".join(lines), dtypes=dtypes))
     for _ in range(101):
         next(iterator)

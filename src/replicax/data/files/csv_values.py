@@ -40,8 +40,9 @@ class Converter:
         if dtype.kind == "M":
             return np.datetime64(text.strip() or _refuse(text)).astype(dtype)
         if jnp.issubdtype(dtype, np.integer):
-            # Python would accept digits of any script, and 1_000.
-            return dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
+            # Python would accept digits of any script, and 1_000; and int4 would wrap.
+            number = dtype.type(int(text) if _INTEGER.fullmatch(text) else _refuse(text))
+            return number if int(number) == int(text) else _refuse(text)
         value = dtype.type(float(text) if _REAL.fullmatch(text) else np.nan if not text else _refuse(text))
         is_beyond = not math.isfinite(value) and any(map(str.isdigit, text))
         if is_beyond or (self.exact and _INTEGER.fullmatch(text) and int(value) != int(text)):
