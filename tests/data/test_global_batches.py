@@ -61,11 +61,13 @@ def test_a_dataset_says_at_once_how_it_can_be_resumed(pair) -> None:
     )
     own = pair.distribute_datasets_from_function(lambda context: [np.zeros(2)] * 4)
     assert "policy OFF; resume with as many workers: each has a dataset of its own" in repr(own)
+    assert "replica 1 gets whole batches, in turn" in str(own.plan())
 
 
 def test_cardinality(pair) -> None:
     examples = pair.make_numpy_dataset(np.zeros(10))
     assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
+    assert pair.distribute_dataset(examples.batch(4).filter(lambda x: x[0] > 0)).cardinality is None
     assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
     assert pair.distribute_dataset(Slow()).cardinality is None
     assert pair.distribute_dataset([np.zeros(4)] * 5, InputOptions(partial_batch="drop")).cardinality is None
@@ -141,8 +143,10 @@ def test_empty_datasets(pair, dataset) -> None:
 
 def test_datasets_that_turn_out_empty(pair) -> None:
     nothing = grain.MapDataset.range(9).to_iter_dataset().filter(lambda x: x > 9).batch(4)
-    with pytest.raises(ValueError, match="gave no element"):
-        next(iter(pair.distribute_dataset(nothing)))
+    dataset = pair.distribute_dataset(nothing)
+    for look, message in ((lambda: next(iter(dataset)), "gave no element"), (lambda: dataset.element_spec, "is empty")):
+        with pytest.raises(ValueError, match=f"the dataset, a Grain BatchIterDataset, {message}"):
+            look()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ def examples(rows: Any = ROWS) -> Any:
     return grain.MapDataset.source(rows)
 
 
+def arrays(rows: Any) -> Any:
+    return replicax.MirroredStrategy(["cpu:0"]).make_numpy_dataset({"x": rows}).batch(4)
+
+
 def generator(rows: int, size: int = 4, shape: tuple[int, ...] = ()) -> Any:
     def batches():
         for start in range(0, rows, size):
@@ -117,6 +121,10 @@ def test_files_of_one_name_in_several_directories_are_compared_by_their_places(t
             r"the list of its seeds is \[\('ShuffleMapDataset', \d+\), .* on worker 1",
         ),
         ([examples().batch(4), examples(ROWS[::-1]).batch(4)], "worker 1 has other examples in memory than worker 0"),
+        (
+            [arrays(np.arange(8.0)), arrays(np.arange(8.0, 0, -1))],
+            "worker 1 has other examples in memory than worker 0",
+        ),
     ],
 )
 def test_other_datasets_are_named(makes: list[Any], message: str) -> None:
