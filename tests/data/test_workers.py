@@ -77,7 +77,7 @@ def test_means_are_over_what_there_is(results, cases) -> None:
 def test_a_padded_batch_on_both_executors(results) -> None:
     owned = [[[0.0, 2.0], [4.0, 6.0]], [[8.0], []]]
     for result, own in zip(results, owned, strict=True):
-        assert result["padded"] == [(4.0, [0.0, 2.0, 4.0, 6.0, 8.0], own)] * 2
+        assert result["padded"] == ([(4.0, [0.0, 2.0, 4.0, 6.0, 8.0], own)] * 2, 2.0)
 
 
 def test_values_have_one_structure_on_all_workers(results) -> None:

@@ -114,10 +114,14 @@ def continued(files, batch, size, states):
 
 
 def padded_on_both_executors():
-    """Of a padded batch, once compiled and once not: its mean, its examples, and those that this worker has."""
+    """Of a padded batch, once compiled and once not: its mean, its examples, and those that this worker has.
+
+    And its mean as the last one of several steps.
+    """
     strategy = replicax.MultiWorkerMirroredStrategy()
     batches = [np.arange(8.0, dtype=np.float32), np.arange(5.0, dtype=np.float32)]
-    [_, element] = strategy.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    dataset = strategy.distribute_dataset(batches, InputOptions(partial_batch="pad"))
+    [_, element] = dataset
     results = []
     for executor in ("compiled", "per_replica"):
         options = replicax.RunOptions(executor=executor)
@@ -126,7 +130,13 @@ def padded_on_both_executors():
         own = [np.asarray(v).tolist() for v in strategy.local_results(values)]
         whole = np.asarray(strategy.gather(values, axis=0)).tolist()
         results.append((float(strategy.reduce("sum", share)), whole, own))
-    return results
+
+    def step(ctx, x):
+        ctx.set_last_step_output("mean", replicax.compute_average_loss(x), "sum")
+
+    with iter(dataset) as iterator:
+        outputs = strategy.run_steps(step, iterator, 2).last_step_outputs
+    return results, float(outputs["mean"])
 
 
 def values_of_two_structures():

@@ -398,7 +398,8 @@ def test_replicas_may_be_on_several_workers(splits):
         loss, gradients = jax.value_and_grad(loss_of)(ws)
         ws = [w - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
         expected.append(loss)
-    for losses, found, _ in processes.run(workers_placed.train, 3, splits, workers=2, devices=2):
+    for losses, found, refused in processes.run(workers_placed.train, 3, splits, workers=2, devices=2):
+        assert "belong to several: choose a device assignment that keeps them together" in refused
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         for a, b in zip(found, ws, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)

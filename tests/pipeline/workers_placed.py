@@ -19,8 +19,8 @@ def batch() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
 
 
-def train(steps: int, splits: bool = False) -> tuple[list[float], list[np.ndarray], list[list[int]]]:
-    """A pipeline of two stages, one replica on each worker: losses, weights, and where these or their pieces are."""
+def train(steps: int, splits: bool = False) -> tuple[list[float], list[np.ndarray], str]:
+    """A pipeline of two stages, one replica on each worker: losses, weights, and the error for replicas on both."""
     lockstep = replicax.MultiWorkerMirroredStrategy().extended.lockstep
     pieces = over_all(2, min_bytes=0)
     devices = np.array(sorted(jax.devices(), key=lambda d: (d.process_index, d.id))).reshape(-1, 2)
@@ -48,4 +48,9 @@ def train(steps: int, splits: bool = False) -> tuple[list[float], list[np.ndarra
     shards = [[s.device.id for s in w.slot.array.addressable_shards] for w in (first, second)]
     assert [d.id for d in devices[jax.process_index()]] == [i for ids in shards for i in ids]
     assert all(w.slot.array.addressable_data(0).shape == ((4, 8) if splits else (8, 8)) for w in (first, second))
-    return losses, [w.numpy() for w in (first, second)], shards
+    across = replicax.Strategy(replicax.StrategyExtended(devices.T, lockstep=lockstep))
+    try:
+        across.run(lambda x: across.assign_to_logical_device(x, 1), args=(1.0,))
+    except replicax.errors.PlacementError as error:
+        return losses, [w.numpy() for w in (first, second)], str(error)
+    raise AssertionError("a replica's logical devices were on two workers")
