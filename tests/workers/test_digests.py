@@ -56,11 +56,14 @@ def program_of(fn: Callable[..., Any], x: Any) -> Program:
 def test_programs_that_compute_the_same() -> None:
     table = np.arange(4.0, dtype=np.float32)
 
-    def digests(rate: float = 2.0, table: Any = table, print_too: bool = False, dtype: Any = "float32") -> Any:
+    def digests(
+        rate: float = 2.0, table: Any = table, print_too: bool = False, dtype: Any = "float32", precision: str = "high"
+    ) -> Any:
         def traced(x: Any) -> Any:
             if print_too:
                 jax.debug.print("sum {}", jnp.exp(x).sum())
-            return jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x * rate + table), x).astype(dtype).sum()
+            looped = jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x * rate + table), x)
+            return jnp.dot(looped, looped, precision=precision).astype(dtype)
 
         return outputs_of(program_of(traced, np.ones(4, np.float32)))
 
@@ -69,4 +72,5 @@ def test_programs_that_compute_the_same() -> None:
     assert digests() == digests(print_too=True) == first
     assert digests(rate=2.5) != first
     assert digests(table=table + 1) != first
+    assert digests(precision="highest") != first
     assert digests(dtype="bfloat16") != digests(dtype="float16")

@@ -113,7 +113,7 @@ def _digests_of_outputs(program: Any, operands: Sequence[bytes]) -> list[bytes]:
 
 
 def _numbers_in(param: Any) -> Iterator[Any]:
-    """Numbers, dtypes and enums in a parameter of an operation, and digests of programs; nothing else counts."""
+    """Numbers and enums in a parameter of an operation, and digests of programs; nothing else counts."""
     if isinstance(param, _jax.Jaxpr | _jax.ClosedJaxpr):
         jaxpr = getattr(param, "jaxpr", param)
         yield from _digests_of_outputs(param, [_digest_of(i) for i in range(len(jaxpr.invars))])
@@ -123,7 +123,7 @@ def _numbers_in(param: Any) -> Iterator[Any]:
             yield from _numbers_in(item)
     elif isinstance(param, bool | int | float):
         yield param
-    elif isinstance(param, np.dtype | enum.Enum):
+    elif isinstance(param, enum.Enum):
         yield str(param)
 
 
