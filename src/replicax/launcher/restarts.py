@@ -88,7 +88,7 @@ class RestartPolicy:
     def _has_lost_a_place(self, cause: Ending) -> bool:
         """Remove the worker's place if it fails again and again, and the others can go on; returns whether it did."""
         if not cause.is_certain:
-            self._suspect, self._in_a_row = None, 0
+            self._suspect = None
             return False
         place = self.places[cause.worker]
         self._in_a_row = self._in_a_row + 1 if place == self._suspect else 1
@@ -101,5 +101,5 @@ class RestartPolicy:
             return False
         self.resizes += 1
         self.places.remove(place)
-        self._suspect, self._in_a_row = None, 0
+        self._suspect = None
         return True
