@@ -182,13 +182,14 @@ def test_slots_are_made_where_no_step_has_run(tmp_path, tree) -> None:
         return w, b, replicax.Optimizer(optax.adam(0.1))
 
     w, b, optimizer = made(1.0)
-    replicax.Checkpoint(w=w, b=b, optimizer=optimizer).save(tmp_path / "before")
+    idle = replicax.Optimizer(optax.adam(0.1))
+    replicax.Checkpoint(idle=idle, w=w, b=b, optimizer=optimizer).save(tmp_path / "before")
     optimizer.build(tree(w, b))
     for slot in optimizer.variables:
         slot.assign(slot.value * 0 + 5)
-    replicax.Checkpoint(w=w, b=b, optimizer=optimizer).save(tmp_path / "after")
+    replicax.Checkpoint(idle=idle, w=w, b=b, optimizer=optimizer).save(tmp_path / "after")
     w, b, other = made(0.0)
-    checkpoint = replicax.Checkpoint(w=w, b=b, optimizer=other)
+    checkpoint = replicax.Checkpoint(idle=idle, w=w, b=b, optimizer=other)
     checkpoint.restore(tmp_path / "before")
     assert other.variables == []
     checkpoint.restore(tmp_path / "after")
@@ -237,6 +238,9 @@ def test_an_iterator_that_cannot_go_on_leaves_all_as_it_was(tmp_path) -> None:
     assert other.data.get_state() == coming
     assert len(other.coming()) == 8
     left = run.data.get_state()
+    run.data.close()
+    with pytest.raises(ValueError, match="second: this is the state of another dataset"):
+        replicax.Checkpoint(first=run.data, second=more).restore(tmp_path / "b")
     run.data.close()
     run.checkpoint.restore(tmp_path / "a")  # a closed one goes on
     assert run.data.get_state() == left

@@ -132,7 +132,8 @@ def test_a_full_disk(tmp_path) -> None:
     checkpoint = replicax.Checkpoint(v=v)
     with files_up_to(50_000):
         with pytest.raises(
-            replicax.errors.CheckpointError, match=rf"checkpoint {tmp_path}/a could not be written: OSError"
+            replicax.errors.CheckpointError,
+            match=rf"checkpoint {tmp_path}/a could not be written: OSError: .*27. File too large",
         ):
             checkpoint.save(tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
@@ -196,7 +197,8 @@ def test_a_failure_is_logged_at_the_end_of_the_program_if_it_was_not_raised(tmp_
         checkpoint.wait()
 
 
-def test_the_end_of_the_program_does_not_wait_for_workers_that_are_gone(monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("needs_others", [True, False])
+def test_the_end_of_the_program_waits_for_all_but_workers_that_are_gone(monkeypatch, caplog, needs_others) -> None:
     over = threading.Event()
 
     def write(is_cancelled) -> None:  # waits for the others
@@ -206,14 +208,14 @@ def test_the_end_of_the_program_does_not_wait_for_workers_that_are_gone(monkeypa
 
     monkeypatch.setattr(background_save, "SHUTDOWN_PATIENCE", 0.05)
     background = background_save.BackgroundSave()
-    background.begin(lambda: write, needs_others=True)
+    background.begin(lambda: write, needs_others)
     end = threading.Thread(target=background_save._at_exit)
     end.start()
-    end.join(5.0)
+    end.join(5.0 if needs_others else 0.3)
     is_over = not end.is_alive()
     over.set()
     end.join()
-    assert is_over
+    assert is_over is needs_others
     assert "no other worker has come" in caplog.text
     with pytest.raises(replicax.errors.CheckpointError):
         background.wait()
@@ -236,6 +238,20 @@ def test_errors_of_the_file_system(tmp_path, monkeypatch, call) -> None:
             checkpoint.save(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "a")
+
+
+def test_what_another_run_has_put_into_the_place_meanwhile_stays(tmp_path, monkeypatch) -> None:
+    write = saving.write_pieces
+
+    def write_while_another_saves(folder, pieces) -> None:
+        write(folder, pieces)
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "theirs").touch()
+
+    monkeypatch.setattr(saving, "write_pieces", write_while_another_saves)
+    with pytest.raises(replicax.errors.CheckpointError, match="it exists already .*: another run may save in this fol"):
+        replicax.Checkpoint(v=replicax.Variable(1.0)).save(tmp_path / "a")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "theirs"]
 
 
 @pytest.mark.parametrize("function", ["_write_own", "_finish"])

@@ -8,6 +8,7 @@ import pytest
 
 from replicax.errors import DeadlockError, WorkerError
 from replicax.workers.exchange import Alone
+from replicax.workers.launch_log import Label
 from replicax.workers.lockstep import Lockstep
 from tests import simulated_workers
 from tests.simulated_workers import SimulatedWorkers
@@ -80,6 +81,18 @@ def test_an_error_is_raised_although_the_service_that_would_tell_the_others_has_
     worker.exchange = exchange  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the disk is full"), Lockstep(worker).failing_together("a restore"):
         raise OSError("the disk is full")
+
+
+def test_workers_that_have_run_other_programs_before_are_told() -> None:
+    def talk(index: int, lockstep: Lockstep) -> Any:
+        labels = [Label(), Label()]
+        for number in (0, 1, index, 0):  # the last is the same again
+            lockstep.launches.begin(labels[number])
+        return lockstep.exchange("meets", 1)
+
+    for error in on_each(2, talk):
+        assert isinstance(error, DeadlockError)
+        assert str(error).startswith("the workers have not run the same programs: worker 0 has run 4 programs, ")
 
 
 def test_an_error_that_no_worker_is_the_cause_of_is_raised_as_it_is() -> None:

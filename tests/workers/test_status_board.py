@@ -87,6 +87,9 @@ def test_a_worker_that_is_stuck_is_compared_too(service: Service) -> None:
     recent = one._recent()["mirrored"]
     one._service.post_stuck({"mirrored": RunningProgram("evaluate", 4, True, recent)})
     zero._look()
+    assert zero._board.ahead("mirrored", 0, 4, "creates a variable") == {}  # which this worker has launched, too
+    [told] = zero._board.ahead("mirrored", 0, 3, "creates a variable").values()
+    assert "worker 1 runs 'evaluate', as its program number 4, which needs this worker, and worker 0, after 3 " in told
     with pytest.raises(DeadlockError, match="number 4 is 'train' on worker 0, and 'evaluate' on worker 1"):
         zero.check()
 
