@@ -110,13 +110,11 @@ class ClusterSpec:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Mapping):
-            try:
-                other = ClusterSpec(other)
-            except (TypeError, ValueError):
-                return False
-        return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
+    def __eq__(self, other: Any) -> bool:
+        try:
+            return self._jobs == ClusterSpec(other)._jobs
+        except (TypeError, ValueError):
+            return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
