@@ -171,6 +171,14 @@ def test_a_thread_that_computes_does_not_hang() -> None:
         busy.end()
 
 
+def test_time_in_the_kernel_counts_as_that_of_a_program() -> None:
+    with open("/dev/zero", "rb", buffering=0) as file:
+        while os.times().system < 0.2:
+            file.read(1 << 20)
+    _, seconds = hang_watch._process(os.getpid())
+    assert seconds == pytest.approx(sum(os.times()[:2]), abs=0.1)
+
+
 def test_between_two_steps_the_thread_that_trains_counts_and_otherwise_the_process(worker, monkeypatch) -> None:
     of_others = itertools.count(0.0, 0.25)  # half a processor, at two looks a second
     monkeypatch.setattr(

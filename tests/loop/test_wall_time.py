@@ -111,7 +111,7 @@ def test_the_parts_of_a_run_add_up_to_its_wall_time(tmp_path: pathlib.Path) -> N
     began = time.perf_counter()
     run = run_of(60)
     took = time.perf_counter() - began
-    assert sum(run.wall_time.values()) == pytest.approx(took, rel=0.01)
+    assert sum(run.wall_time.values()) == pytest.approx(took, abs=0.1)
     [attempt] = read(tmp_path / NAME)  # which has the last evaluation, too
     assert attempt.notes[-1][1]["evaluation"] == pytest.approx(run.wall_time["evaluation"], abs=1e-3)
     assert run.wall_time["evaluation"] >= 0.3
@@ -188,6 +188,8 @@ def test_steps_are_joined_if_they_are_small_and_many(seconds: float, size: int, 
         calls.ran(None, size, left)
     assert calls.next(1000) == chosen
     assert calls.next(chosen - 1 or 1) == 1
+    for _ in range(8):  # no later call is waited for
+        calls.ran(types.SimpleNamespace(block_until_ready=pytest.fail), size, left)
 
 
 def test_a_slower_worker_joins_as_many_steps_as_the_chief() -> None:
