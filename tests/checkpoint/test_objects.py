@@ -266,6 +266,7 @@ def test_an_iterator_whose_place_is_unknown(tmp_path) -> None:
     strategy = strategy_of(2)
     iterator = iter(strategy.distribute_dataset(strategy.make_numpy_dataset(np.arange(4.0)).to_iter_dataset().batch(2)))
     checkpoint = replicax.Checkpoint(data=iterator)
+    assert checkpoint._lockstep is strategy.extended.replicas.lockstep  # of the workers that read it
     iterator.close()
     with pytest.raises(ValueError, match="data: the iterator has been closed"):
         checkpoint.save(tmp_path / "a")
