@@ -22,6 +22,32 @@ def in_thread(pool: concurrent.futures.Executor, v: replicax.Variable) -> concur
     return pool.submit(lambda: v.numpy().tolist())
 
 
+def test_a_read_in_which_servers_go_back_is_repeated() -> None:
+    """The step adds another amount when it runs again, so what was read before is not what there is."""
+    strategy = replicax.ParameterServerStrategy(num_workers=1, num_servers=2)
+    with strategy.scope():
+        v = replicax.Variable(0.0, name="v")
+    runs: list[None] = []
+
+    def step() -> None:
+        runs.append(None)
+        v.assign_add(float(len(runs)))
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(step).fetch(WAIT)
+        home = coordinator._cluster.home
+        pull = home.servers.pull
+
+        def pull_before(*args: Any) -> Any:
+            home.servers.pull, found = pull, pull(*args)
+            actors.of("ShardServer")[1].kill()
+            home.restore_servers()
+            return found
+
+        home.servers.pull = pull_before
+        assert float(v) == 2.0
+
+
 def test_a_read_waits_until_what_was_fetched_has_been_run_again() -> None:
     strategy, v, add = adding()
     went_back, go_on = threading.Event(), threading.Event()

@@ -140,12 +140,21 @@ def test_a_last_step_of_fewer_functions_is_made_by_join() -> None:
         assert float(total) == 31.0
 
 
-def test_a_step_with_a_function_that_fails_does_not_count() -> None:
+@pytest.mark.parametrize("dies", [None, "StepWorker", "ShardServer"])
+def test_a_step_with_a_function_that_fails_does_not_count(dies: str | None) -> None:
+    """Also if the worker of another function dies, or the server that is told."""
     strategy, total, add = totalling()
     with coordinator_of(strategy) as (coordinator, actors):
         held = threading.Event()
         wait_until_ready(coordinator)
-        actors.of("StepWorker")[1].before = lambda method, args: held.wait(100) if method == "work" else None
+        [server], worker = actors.of("ShardServer"), actors.of("StepWorker")[1]
+
+        def hold(method: str, args: Any) -> None:
+            if method == "work" and held.wait(100) and dies == "StepWorker":
+                worker.kill()
+
+        worker.before = hold
+        server.before = lambda method, args: server.kill() if (method, dies) == ("break_off", "ShardServer") else None
         failing = coordinator.schedule(lambda: 1 // 0)
         beside = coordinator.schedule(add, args=(100.0,))
         waiting = coordinator.schedule(add, args=(1000.0,))
@@ -158,9 +167,10 @@ def test_a_step_with_a_function_that_fails_does_not_count() -> None:
         held.set()
         coordinator.join(timeout_seconds=100)
         assert coordinator.fetch(results) == [None] * 3
-        assert beside.fetch() is None
-        with pytest.raises(replicax.errors.WorkerError, match="was not run"):
-            waiting.fetch()
+        for value in [waiting, beside] if dies == "StepWorker" else [waiting]:
+            with pytest.raises(replicax.errors.WorkerError, match="was not run"):
+                value.fetch(100)
+        assert dies == "StepWorker" or beside.fetch() is None
         assert float(total) == 7.0
 
 

@@ -101,6 +101,18 @@ def test_threads_that_read_and_assign_see_what_was_there() -> None:
         assert v.numpy().tolist() == [60.0] * 8
 
 
+def test_a_coordinator_that_is_collected_on_its_own_thread_ends() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        v = replicax.Variable(1.0, name="v")
+    with coordinator_of(strategy) as (coordinator, actors):
+        value = coordinator.schedule(lambda: time.sleep(0.1) or v.assign_add(1.0).name)
+        value._future.add_done_callback(lambda _: coordinator._finalizer())
+        coordinator._cluster.dispatcher._thread.join(WAIT)
+        assert float(v) == 2.0
+        assert not actors.of("StepWorker")
+
+
 @pytest.mark.parametrize("waits_for", ["the end", "room"])
 def test_closing_ends_the_wait_of_another_thread(monkeypatch: pytest.MonkeyPatch, waits_for: str) -> None:
     monkeypatch.setattr(dispatcher, "_MOST_QUEUED", 2)

@@ -245,7 +245,6 @@ class Dispatcher:
                 "coordinator."
             )
         self._has_lost_server = False
-        self._changed.notify_all()
 
     def _assign(self) -> None:
         """Repeat the program's assignments, after the functions that had ended have run again."""
@@ -267,9 +266,9 @@ class Dispatcher:
                     continue
                 if message is None:
                     return
-                worker, actor, scheduled, reply = message
-                if worker.actor is not actor or self.closed is not None:
+                if self.closed is not None:
                     continue
+                worker, scheduled, reply = message
                 if scheduled is None:
                     self._log.deaths += not worker.note(reply)
                 else:
@@ -286,12 +285,10 @@ class Dispatcher:
 
     def _look(self) -> None:
         """Check, when no result has come for a while, whether one can still come."""
-        with self._changed:
-            if self.closed is None:
-                self._recovery.check()
-                self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
-                if self._waited > _SECONDS_TO_START:
-                    raise TimeoutError(f"no worker has started within {_SECONDS_TO_START:g} seconds")
+        self._recovery.check()
+        self._waited = 0.0 if any(worker.is_ready for worker in self._workers) else self._waited + _LOOK
+        if self._waited > _SECONDS_TO_START:
+            raise TimeoutError(f"no worker has started within {_SECONDS_TO_START:g} seconds")
 
     def _give_up(self, why: str) -> None:
         """Stop running functions; each later call raises with this reason."""

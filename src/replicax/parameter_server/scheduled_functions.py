@@ -70,9 +70,8 @@ class BusyWorker:
 
     def call(self, scheduled: ScheduledFunction | None, method: str, *args: Any) -> None:
         """Call a method of its process, for a function or to start; the reply goes to the inbox."""
-        actor = self.actor
-        reply = actor.call(method, *args)
-        reply.when_done(lambda: self._inbox.put((self, actor, scheduled, reply)))
+        reply = self.actor.call(method, *args)
+        reply.when_done(lambda: self._inbox.put((self, scheduled, reply)))
 
     def replace(self) -> None:
         """Start another process after the present one has died."""
@@ -95,8 +94,8 @@ class BusyWorker:
         return True
 
 
-Inbox = queue.SimpleQueue[tuple[BusyWorker, Actor, ScheduledFunction | None, Reply] | None]
-"""Replies of workers, each with the process that it comes from and the function; ``None`` ends the dispatcher."""
+Inbox = queue.SimpleQueue[tuple[BusyWorker, ScheduledFunction | None, Reply] | None]
+"""Replies of workers, each with its function; ``None`` ends the dispatcher. A process makes one call at a time."""
 
 
 def progress(workers: Sequence[BusyWorker], waiting: int) -> str:

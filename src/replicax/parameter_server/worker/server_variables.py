@@ -108,8 +108,6 @@ class ServerVariables:
     def send(self, slots: Iterable[Slot]) -> None:
         changes: dict[tuple[int | str, int], Any] = {}
         for slot in slots:
-            if slot not in self.roles:
-                continue
             variable, kind, group = self.roles[slot]
             number = variable.number_on_servers
             if kind == "assigned":
