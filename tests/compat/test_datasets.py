@@ -21,7 +21,7 @@ def test_each_tower_gets_a_whole_element(executor: Executor) -> None:
         assert [x.shape for x in d.unwrap(iterator.get_next())] == [(3,), (2,)]
         with pytest.raises(StopIteration):  # for the third there is one tower only
             iterator.get_next()
-        assert len(list(dataset)) == len(list(dataset)) == 1
+        assert len(list(dataset)) == len(list(dataset.make_one_shot_iterator())) == 1
 
 
 @on_both
@@ -83,7 +83,7 @@ def test_elements_that_are_not_alike() -> None:
 def test_what_is_no_dataset() -> None:
     d = two_towers()
     with d.scope():
-        for wrong in (3, "text", lambda: 3, lambda: None, iter([np.ones(1)]), {"x": 1}):
+        for wrong in (3, "text", lambda: 3, lambda: None, iter([np.ones(1)]), {"x": 1}, list):
             with pytest.raises(ValueError, match="distribute_dataset: "):
                 d.distribute_dataset(wrong)
 

@@ -55,8 +55,8 @@ def test_an_iterator_that_is_to_be_initialized(executor: Executor) -> None:
         iterator = my_distribution.distribute_dataset([np.ones(1), np.zeros(1)]).make_initializable_iterator()
         with pytest.raises(RuntimeError, match="has not been initialized: run iterator.initializer"):
             iterator.get_next()
-        for _ in range(2):  # each time anew
-            iterator.initializer.run()  # session.run(iterator.initializer)
+        for begin in (iterator.initializer.run, iterator.initializer):  # each time anew
+            begin()  # session.run(iterator.initializer)
             assert numbers(my_distribution, iterator.get_next()) == [1.0, 0.0]
             with pytest.raises(StopIteration):
                 iterator.get_next()

@@ -177,6 +177,9 @@ def test_reducing_what_is_not_per_device(executor: Executor) -> None:
         assert d.reduce("mean", 5.0) == d.reduce("only_first_tower", 5.0) == 5
         with pytest.raises(ValueError, match=r"PerDevice value, but got 5.0, which all 2 towers share"):
             d.reduce("sum", 5.0)
+        for wrong in (3, [5.0], [(5.0,)]):
+            with pytest.raises(TypeError, match=r"batch_reduce: expected a list of pairs \(value, destinations\), got"):
+                d.batch_reduce("sum", wrong)
 
 
 @always_on_both

@@ -280,6 +280,8 @@ def test_in_the_default_tower() -> None:
     v.assign_add(2.0)
     with tf.DistributionStrategy().scope() as d:
         assert float(d.read_var(v)) == 3
+        with pytest.raises(TypeError, match=r"distribution\.read_var\(v\): expected a Variable, got 3"):
+            d.read_var(3)
 
 
 # --- the step's number ----------------------------------------------------------------------------------

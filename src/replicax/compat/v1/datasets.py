@@ -125,7 +125,7 @@ def _dataset(strategy: Strategy, dataset_fn: Any) -> Any:
     if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
         return strategy.make_numpy_dataset(dataset)
     is_dataset = isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")
-    if isinstance(dataset, str | bytes | dict) or not is_dataset:
+    if isinstance(dataset, str | bytes | dict | type) or not is_dataset:
         expected = (
             "dataset_fn() must return a dataset"
             if is_function
