@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.parameter_server import recovery
-from replicax.parameter_server.actors import NoRoomError
+from replicax.parameter_server import recovery, served_variables
+from replicax.parameter_server.actors import ActorDiedError, NoRoomError
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import ThreadActors, coordinator_of
 
@@ -381,6 +381,7 @@ def both(strategy: replicax.Strategy) -> tuple[replicax.Variable, replicax.Varia
 @pytest.mark.parametrize("groups", [None, 2], ids=["async", "sync"])
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool, groups: int | None) -> None:
+    """Also if a server dies again when it gets that."""
     mode = "async" if groups is None else "sync"
     strategy = replicax.ParameterServerStrategy(num_workers=groups or 1, num_servers=2, mode=mode)
     v, w, add = both(strategy)
@@ -396,7 +397,20 @@ def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool,
 
         server.before = hook
 
+    def start_mortal(kind: type, *args: Any, env: Any) -> Any:
+        server = start(kind, *args, env=env)
+
+        def hook(method: str, args: Any) -> None:
+            if method == "put" and not deaths and any(np.all(value == 5.0) for value, _ in args[0].values()):
+                deaths.append(method)
+                server.kill()
+
+        server.before = hook
+        return server
+
+    deaths: list[str] = []
     with coordinator_of(strategy) as (coordinator, actors):
+        start, actors.start = actors.start, start_mortal
         add_all(coordinator)
         coordinator.join(WAIT)
         if has_snapshot:
@@ -413,7 +427,7 @@ def test_what_the_program_assigns_comes_after_what_had_ended(has_snapshot: bool,
         coordinator.join(WAIT)
         assert float(v) == 6.0
         assert w.numpy().tolist() == [3.0 if has_snapshot else 2.0] * 2
-        assert coordinator._cluster.dispatcher._recovery.era >= 1
+        assert deaths == ["put"]
 
 
 def test_functions_begin_with_what_the_program_has_assigned_before_them() -> None:
@@ -459,6 +473,36 @@ def test_a_value_that_is_assigned_beside_a_function_is_there_for_the_next_one() 
         added.fetch(WAIT)
         actors.of("ShardServer")[0].kill()
         assert float(v) == 6.0
+
+
+def test_a_call_that_always_ends_a_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the function that runs again ends well each time. A value that is assigned is sent again, too."""
+    monkeypatch.setattr(recovery, "_MOST_RECOVERIES", 5)
+    monkeypatch.setattr(served_variables, "_MOST_DEATHS", 2)
+    strategy, v, _ = adding()
+    deadly = ["pull"]
+
+    def start_mortal(kind: type, *args: Any, env: Any) -> Any:
+        def hook(method: str, args: Any) -> None:
+            if method in deadly and (method == "pull" or 7.0 in args[0][v.number][0]):
+                server.kill()
+
+        server = start(kind, *args, env=env)
+        server.before = hook
+        return server
+
+    with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(lambda: v.assign_add(np.ones(4, np.float32)).name).fetch(WAIT)
+        start, actors.start = actors.start, start_mortal
+        for server in actors.of("ShardServer"):
+            server.kill()
+        with pytest.raises(ActorDiedError, match="parameter server . has died: it was killed"):
+            v.numpy()
+        deadly[0] = "put"
+        assert v.numpy().tolist() == [1.0] * 4
+        with pytest.raises(replicax.errors.WorkerError, match="died 5 times without a function finished in between"):
+            v.assign(np.full(4, 7.0))
+        close_without_values(coordinator)
 
 
 def test_servers_that_always_die_are_an_error() -> None:

@@ -356,7 +356,8 @@ class Dispatcher:
                     self._begin_step()
         else:
             self._since_snapshot.append(scheduled)
-            self._recovery.tries = 0  # deaths before this don't count any more
+            if not scheduled.runs_again:
+                self._recovery.tries = 0  # deaths before this don't count any more
             self._log.functions[worker.index] += 1
             self._log.staleness.update(outcome.staleness)
             scheduled.value._finish(outcome.value)

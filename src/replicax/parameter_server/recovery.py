@@ -33,7 +33,7 @@ class Recovery:
         self._start = start
         self.check = check
         self.era = 0  # how many times servers have gone back, or started to
-        self.tries = 0  # the same since a function has ended without an error
+        self.tries = 0  # the same since another function has ended without an error
         self.stopped: str | None = None  # why to give up going back; set from any thread
         self._starting: set[int] = set()
         self._states: list[Reply] | None = None

@@ -29,8 +29,8 @@ from replicax.variables.variable import Variable
 if TYPE_CHECKING:
     from replicax.parameter_server.dispatcher import Dispatcher
 
-_MOST_DEATHS = 10
-"""How many servers may die during one call."""
+_MOST_DEATHS = 5
+"""How many servers may die during one call; with more, the caller is told before all recovery ends."""
 
 
 class ServedSlot(Slot):
