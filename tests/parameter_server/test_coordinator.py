@@ -319,6 +319,7 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
             (lambda: strategy.run(accumulated(both, 2)), "both adds up .*schedule a function for each micro-batch"),
             (lambda: strategy.run(lambda: applies(2)), "apply_gradients was called twice in one step: .* Add the grad"),
             (lambda: strategy.run(lambda: applies(1, value=1.0)), r"further arguments \(value\) can't be used with p"),
+            (lambda: optimizer.state, "state was read in a scheduled function, but the servers have it"),
             (lambda: rows.scatter_add(row), "scatter_add outside a step is not for variables on parameter servers"),
             (lambda: strategy.run(lambda: rows.scatter_update(row)), "scatter_update is not for .*: use scatter_add"),
         ]:

@@ -60,10 +60,11 @@ def test_each_part_goes_to_the_server_with_the_fewest_bytes() -> None:
     with strategy.scope():
         halves = replicax.Variable(np.zeros(12, np.float32), partitioner=BY_HALVES)
         others = [replicax.Variable(np.zeros(size, np.float32)) for size in (9, 1)]
+        others.append(replicax.Variable(np.zeros((0, 2), np.float32), partitioner=lambda shape, dtype: [2, 1]))
     with coordinator_of(strategy) as (coordinator, _):
         coordinator.schedule(lambda: None).fetch(WAIT)
         shards = coordinator._cluster.home.definitions.shards
-        assert [shards[v.number].servers for v in (halves, *others)] == [(0, 1), (2,), (0,)]
+        assert [shards[v.number].servers for v in (halves, *others)] == [(0, 1), (2,), (0,), (1,)]
 
 
 def test_groups_are_refused() -> None:

@@ -91,7 +91,7 @@ class ShardChoice:
         dim, parts = split_by(partitioner or self._partitioner, variable.name, shape, dtype)
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         by_load = sorted(range(len(self._loads)), key=lambda server: (self._loads[server], server))
-        if dim is None:
+        if dim is None or not shape[dim]:
             self._loads[by_load[0]] += size
             return Shards(0, {by_load[0]: (0, shape[0] if shape else 1)})
         rows = shape[dim]

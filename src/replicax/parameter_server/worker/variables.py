@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +205,13 @@ class WorkerOptimizer(Optimizer):
         self._number = number
         self._built_for = built_for
         self._applied_in: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def state(self) -> NoReturn:
+        raise ContextError(
+            f"{self.name}.state was read in a scheduled function, but the servers have it: read it, or set a "
+            "hyperparameter, in the program that schedules"
+        )
 
     def build(self, variables: Any) -> None:
         found, tree = _optimised_variables(variables)
