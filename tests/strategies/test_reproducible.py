@@ -66,6 +66,7 @@ def sums(x: jax.Array) -> Any:
     [
         (8, [8, 2, 1]),
         (5, [5, 1]),
+        (24, [8, 1]),
         pytest.param(12, [4, 2], marks=pytest.mark.soak),
         pytest.param(48, [4, 2, 1], marks=pytest.mark.soak),
     ],
