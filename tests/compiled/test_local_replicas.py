@@ -115,6 +115,8 @@ def collectives_of_replicas(x: jax.Array) -> Any:
         context().all_reduce("mean", [x * total["x"], jnp.ones(3)], ring),
         context().all_gather(x, 0, ring),
         context().merge_call(across, (x + number,)),
+        context().all_gather(x[:0] * number, 0),
+        jax.random.key_data(context().all_gather(context().random_key(jax.random.key(0))[None], 0)),
         jax.grad(lambda x: (context().all_reduce("sum", x * x) * (1.0 + number)).sum())(x),
     )
 
@@ -334,6 +336,10 @@ def test_collectives_that_can_not_join_replicas_of_a_device() -> None:
     def of_unequal_groups(x: jax.Array) -> Any:
         return lax.psum(x, REPLICA_AXIS, axis_index_groups=[[0], [1, 2, 3]])
 
+    def of_ragged_rows(x: jax.Array) -> Any:
+        one = jnp.ones(4, jnp.int32)
+        return lax.ragged_all_to_all(x, x, one, one, one, one, axis_name=REPLICA_AXIS)
+
     def on_both_sides(x: jax.Array) -> Any:
         kept = jax.new_ref(x)
         kept[...] += context().all_reduce("sum", kept[...])
@@ -342,6 +348,7 @@ def test_collectives_that_can_not_join_replicas_of_a_device() -> None:
     for step, message in (
         (of_groups, r"the collective all_gather at .*test_local_replicas.* one of groups"),
         (of_unequal_groups, r"groups of different sizes, \[\[0\], \[1, 2, 3\]\]"),
+        (of_ragged_rows, r"the collective ragged_all_to_all at .*test_local_replicas.* can't join replicas that share"),
         (on_both_sides, r"a mutable array .*both before a collective and after it, at .*test_local_replicas"),
     ):
         with pytest.raises(ValueError, match=message):

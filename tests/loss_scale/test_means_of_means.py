@@ -76,6 +76,19 @@ def test_a_mean_of_means_that_is_no_gradient(pair: replicax.MirroredStrategy, st
         assert part in str(warning.message)
 
 
+def test_a_mean_whose_gradient_is_averaged_is_told_once(pair: replicax.MirroredStrategy) -> None:
+    with pair.scope():
+        w = replicax.Variable(2.0)
+
+    def step(x: Any) -> Any:
+        loss, gradient = replicax.value_and_grad(lambda: jnp.mean(x * w.value), w)()
+        w.assign_sub(0.1 * average(gradient))
+        return average(loss)
+
+    [warning] = warned(pair, step, 7)
+    assert "Its gradient is averaged over the 2 replicas" in str(warning.message)
+
+
 @pytest.mark.parametrize("columns", [1, 2, 4])
 def test_as_many_columns_as_replicas_are_no_count_of_these(pair: replicax.MirroredStrategy, columns: int) -> None:
     with pytest.raises(replicax.errors.ShareWarning, match="the mean of the 2 replicas' means"):
