@@ -528,3 +528,8 @@ def averaged_in_half_precision(m: Model, batch: Any) -> None:
 def exchanged_by_all_gather(m: Model, batch: Any) -> None:
     _, [gradient] = replicax.value_and_grad(lambda: jnp.mean(m.errors(batch)), [m.w])()
     m.w.assign_sub(0.1 * here().all_gather(gradient[None], axis=0).mean(0))
+
+
+@right
+def shares_of_each_example_that_are_meant(m: Model, batch: Any) -> None:
+    m.train(lambda: jnp.sum(replicax.as_share(m.errors(batch) / m.whole)))
