@@ -72,7 +72,7 @@ def test_initial_values() -> None:
 
         np.testing.assert_array_equal(value("a", initializer=3.0), 3.0)
         np.testing.assert_array_equal(value("b", shape=[2], initializer=3.0), [3.0, 3.0])
-        np.testing.assert_array_equal(value("c", shape=[2], initializer=jnp.ones), [1.0, 1.0])
+        np.testing.assert_array_equal(value("c", shape=2, initializer=jnp.ones), [1.0, 1.0])
         np.testing.assert_array_equal(value("d", initializer=lambda: jnp.arange(3)), [0, 1, 2])
         np.testing.assert_array_equal(value("e", shape=[2], dtype=jnp.int32), [0, 0])
         found = value("f", shape=[40, 20])

@@ -161,7 +161,7 @@ class TowerStep(Wrapper):
 )
 def get_variable(
     name: str,
-    shape: Sequence[int] | None = None,
+    shape: Sequence[int] | int | None = None,
     dtype: Any = None,
     initializer: Any = None,
     trainable: bool | None = None,
@@ -173,7 +173,7 @@ def get_variable(
 
     Args:
       name: follows the prefix of :func:`variable_scope`, whose ``reuse`` says whether such a variable exists.
-      shape: the shape of a new variable.
+      shape: the shape of a new variable; a number is that of a vector.
       dtype: the dtype of a new variable; by default that of the initial value, or float32.
       initializer: the initial value; or a function of ``(shape, dtype)``, such as ``jnp.zeros``, of ``(key, shape,
         dtype)``, such as ``jax.nn.initializers.he_normal()``, or without arguments; by default Glorot's uniform one,
@@ -195,6 +195,7 @@ def get_variable(
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"get_variable(name): expected a name, got {name!r}")
+    shape = (shape,) if isinstance(shape, int) else shape
     scope = _scopes.stack[-1]
     name = f"{scope.name}/{name}" if scope.name else name
     strategy = context.get_strategy()
