@@ -333,6 +333,10 @@ def test_mistakes_on_a_worker_are_explained(strategy: replicax.ParameterServerSt
         assert rows.numpy().tolist() == [[1.0], [0.0]]
         coordinator.schedule(lambda: strategy.run(assigns_and_adds)).fetch(WAIT)
         assert rows.numpy().tolist() == [[6.0], [5.0]]
+        coordinator.schedule(lambda: strategy.run(lambda: applies(1))).fetch(WAIT)
+        coordinator.schedule(lambda: strategy.run(lambda: optimizer.apply_gradients([(jnp.ones((2, 1)), rows)])))
+        with pytest.raises(replicax.errors.WorkerError, match=r"built for the variables \['v .*gradients of \['rows"):
+            coordinator.join(WAIT)
 
 
 def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 import replicax
@@ -155,6 +156,17 @@ def test_servers_that_die_while_servers_go_back_are_had_back_too(method: str) ->
         assert v.numpy().tolist() == [16.0] * 4
         assert float(w) == 6.0
         spare(actors)
+
+
+def test_a_server_that_dies_when_it_gets_an_optimizer_is_had_back() -> None:
+    strategy = replicax.ParameterServerStrategy(num_workers=1)
+    with strategy.scope():
+        w, optimizer = replicax.Variable(1.0, name="w"), replicax.Optimizer(optax.sgd(0.5))
+    with coordinator_of(strategy) as (coordinator, actors):
+        deaths = dying(actors, random.Random(0), 1.0, most=1, methods=("define",))
+        coordinator.schedule(lambda: strategy.run(lambda: optimizer.apply_gradients([(np.float32(1), w)])))
+        coordinator.join(WAIT)
+        assert (float(w), deaths) == (0.5, ["define"])
 
 
 def test_a_server_that_hangs_is_replaced_without_waiting_for_it_as_for_one_that_starts(

@@ -65,6 +65,7 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
             how: replicax.Variable(10.0, name=how, aggregation=how) for how in ("sum", "mean", "only_first_replica")
         }
         added = replicax.Variable(1.0, aggregation="sum")
+        rows = replicax.Variable(np.zeros((6, 1), np.float32), aggregation="sum")
 
     def step() -> tuple[Any, int]:
         replica = replicax.get_replica_context()
@@ -72,6 +73,8 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         for v in kinds.values():
             v.assign(mine + 1)
         added.assign_add(mine)
+        own = replica.replica_id_in_sync_group[None]
+        rows.scatter_add(replicax.IndexedSlices(mine[None, None], own, rows.shape))
         return mine, replica.num_replicas_in_sync
 
     with coordinator_of(strategy) as (coordinator, _):
@@ -82,6 +85,7 @@ def test_replicas_are_numbered_and_assignments_combined_over_all_workers() -> No
         assert {count for _, count in fetched} == {6}
         assert {how: float(v) for how, v in kinds.items()} == {"sum": 21.0, "mean": 3.5, "only_first_replica": 1.0}
         assert float(added) == 16.0
+        assert rows.numpy().ravel().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.covering(1)
