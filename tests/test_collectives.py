@@ -351,6 +351,7 @@ def test_local_results_of_what_no_replica_has_computed(pair) -> None:
         assert result is value
     elsewhere = jax.device_put(jnp.ones(2), jax.devices()[5])
     assert len(pair.local_results(elsewhere)) == 1
+    assert len(jax.jit(pair.local_results)(jnp.ones(2))) == 1
 
 
 def test_local_results_of_a_nest_has_an_entry_for_each_replica(pair) -> None:
@@ -364,6 +365,13 @@ def test_gather_of_what_does_not_fit(pair) -> None:
     with pytest.raises(ValueError, match=r"may differ in dim 0 only, but have shapes \[\(1, 2\), \(1, 3\)\]"):
         pair.gather(x, axis=0)
     assert pair.gather(x, axis=-1).shape == (1, 5)
+    kinds = per_replica(pair, lambda i: np.full((1, 2 + i), 1 + i, [np.float32, np.int32][i]))
+    with jax.numpy_dtype_promotion("standard"):
+        assert pair.gather(kinds, axis=1).tolist() == [[1, 1, 2, 2, 2]]
+    ranks = per_replica(pair, lambda i: np.ones((2,) * (1 + i)))
+    for combine in (lambda: pair.gather(ranks, axis=0), lambda: pair.reduce("sum", ranks)):
+        with pytest.raises(ValueError, match=r"have (different )?shapes \[\(2,\), \(2, 2\)\]"):
+            combine()
 
 
 def test_an_axis_is_an_int(pair) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import replicax
 from replicax.variables.partitioners import over_all
-from tests.conftest import strategy_of
+from tests.conftest import logical_strategy, strategy_of
 from tests.programs.programs import PROGRAMS, Program, bundles
 from tests.programs.test_programs import Counted, check
 from tests.soaking import soak_except
@@ -475,6 +475,18 @@ def test_rows_change_in_the_pieces_where_they_are(method: str, replicas: int, pi
     found = strategy.run(lambda rows: change(v.value, rows), args=(own,))
     for i, mine in enumerate(found.values):
         np.testing.assert_allclose(mine, change(v.value, rows + i), rtol=1e-6)
+
+
+def test_rows_change_where_logical_devices_have_parts_or_rows_outside_count() -> None:
+    strategy = logical_strategy(2, 2, replicax.variables.FixedShardsPartitioner(2))
+    initial, rows = RNG.normal(size=(8, 6)).astype(np.float32), jnp.array([6, 0, -1, 3, 3, 99, 4])
+    for parts in ([2, 1], [1, 2]):
+        for mode in (None, "clip"):
+            with strategy.scope():
+                v = replicax.Variable(initial, partition_dimensions=parts)
+            assert v.layout.logical_parts == parts[0]
+            strategy.run(lambda v: v.assign(v.value.at[rows].add(1.0, mode=mode)), args=(v,))  # noqa: B023
+            np.testing.assert_allclose(v.numpy(), jnp.asarray(initial).at[rows].add(1.0, mode=mode), rtol=1e-6)
 
 
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])
