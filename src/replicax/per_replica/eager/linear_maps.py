@@ -84,8 +84,6 @@ def _batched_results(args: Sequence[Any], dims: Sequence[Any], *, map: LinearMap
 def _transpose(cotangents: Sequence[Any], *operands: Any, map: LinearMap) -> list[Any]:
     is_linear = [_ad.is_undefined_primal(x) for x in operands]
     is_nonzero = [type(ct) is not _ad.Zero for ct in cotangents]
-    if not any(is_nonzero):
-        return [_ad.Zero(x.aval) if is_ else None for x, is_ in zip(operands, is_linear, strict=True)]
     others = [x for x, is_ in zip(operands, is_linear, strict=True) if not is_]
     nonzeros = [ct for ct in cotangents if type(ct) is not _ad.Zero]
     results = iter(map.transpose(is_linear, is_nonzero).bind([*others, *nonzeros]))
