@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.devices.host_values import is_key
 from replicax.execution.compiled.pieces import Piece
 from replicax.execution.program.program import Use
 from replicax.locality import Locality, T
@@ -29,21 +28,13 @@ def value_layout(locality: Locality, replicas: int) -> Layout:
 
 def as_local_value(stored: jax.Array, layout: Layout) -> Any:
     """Unwrap a stored array for this device's replicas."""
-    if not stored.size:
-        stored = _nothing_like(stored)
+    if not stored.size:  # such arguments crash the compiler of JAX 0.11
+        stored = zeros_like(stored)
     if isinstance(layout, Split):
         return Piece(stored, layout)
     if not isinstance(layout, Copies):
         return stored
     return stored.reshape(stored.shape[1:]) if stored.shape[0] == 1 else Each(stored)
-
-
-def _nothing_like(empty: jax.Array) -> jax.Array:
-    """An array without elements that is no argument: such arguments crash the compiler of JAX 0.11."""
-    if not is_key(empty.dtype):
-        return jnp.zeros(empty.shape, empty.dtype)
-    data = jax.eval_shape(jax.random.key_data, empty)
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(empty))
 
 
 def as_stored_array(value: Any, layout: Layout) -> jax.Array:
