@@ -209,6 +209,8 @@ def test_components_that_are_empty_or_differ_in_each_dim(pair: replicax.Strategy
     assert float(pair.reduce("sum", uneven, axis=(0, 1))) == 10.0
     nothing = per_replica(pair, lambda i: np.zeros(0, np.float32))
     assert float(pair.reduce("sum", nothing, axis=0)) == float(pair.reduce("mean", nothing, axis=0)) == 0.0
+    unlike = per_replica(pair, lambda i: np.zeros(0, [np.float32, np.int32][i]))
+    assert float(pair.reduce("mean", unlike, axis=0)) == 0.0
 
 
 @pytest.mark.parametrize("executor", ["compiled", "per_replica"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -104,10 +105,15 @@ def test_a_nest_keeps_its_structure_everywhere(strategy: replicax.Strategy, kind
         assert back.default_factory is list
 
 
-def test_traced_once_for_all_containers_of_a_kind(pair: replicax.Strategy) -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+def test_traced_once_for_all_containers_of_a_kind(
+    pair: replicax.Strategy, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
     class Own(dict):
         pass
 
+    if not loaded:  # which would register them before
+        monkeypatch.delitem(sys.modules, "flax.nnx", raising=False)
     traced = []
 
     def step(nest: Any) -> Any:

@@ -91,9 +91,10 @@ def test_the_gradient_of_pooling_is_the_same(name: str, op: str, dtype: str) -> 
         np.testing.assert_array_equal(first(x), second(x))
 
 
-def test_large_windows_are_left_alone() -> None:
-    fn, x = pooling("max", LARGE, jnp.dtype("float32")), operand("numbers", "float32")
-    assert chooses(jax.make_jaxpr(PASS.applied_to(fn))(x).jaxpr)
+def test_large_windows_and_narrow_floats_are_left_alone() -> None:
+    for window, dtype in ((LARGE, "float32"), (POOLS["2x2"], "float8_e5m2")):
+        fn, x = pooling("max", window, jnp.dtype(dtype)), operand("numbers", dtype)
+        assert chooses(jax.make_jaxpr(PASS.applied_to(fn))(x).jaxpr)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 3), (2, 1, 8, 3), (0, 7, 8, 3)])
