@@ -134,8 +134,8 @@ def check_numbers(value: Any, where: Where) -> None:
 
 
 def holds_no_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy arrays of a dtype hold objects, text, times or records."""
-    return dtype.kind in "OSUMm" or issubclass(dtype.type, np.void)
+    """Whether NumPy arrays of a dtype hold objects, text, times or records. JAX's gradients of integers do not."""
+    return dtype.kind in "OSUMm" or (issubclass(dtype.type, np.void) and dtype != jax.dtypes.float0)
 
 
 def numpy_copy(value: Any, dtype: Any, where: Where) -> np.ndarray[Any, Any] | None:
