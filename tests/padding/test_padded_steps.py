@@ -88,7 +88,7 @@ class Training:
         close(strategy.reduce("sum", gradient), wanted)
         close(strategy.reduce("mean", losses, axis=0), expected.mean())
         close(strategy.reduce("sum", losses, axis=0), expected.sum())
-        close(strategy.gather(losses, axis=0), expected)
+        close(strategy.gather({"losses": losses, "whole": gradient}, axis=0)["losses"], expected)
         close(mean, expected.mean())
         close(total, expected.sum())
         found = [len(v) for v in strategy.local_results(losses)]

@@ -123,24 +123,26 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
                     f"{programs.replicas.num_replicas} replicas share. There is nothing to gather: use it as it is."
                 )
             checked_axes(axis, np.shape(leaf), "gather")
-    if not several and not any(isinstance(leaf, PerReplica) for leaf in leaves):
+    ours = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+    if not ours:
         return value
-    for leaf in leaves:
+    for leaf in ours:
         _check_dim_is_known(leaf, axis, "strategy.gather")
         if (shapes := _shapes(leaf)) is not None:
             _check_can_be_gathered(shapes, axis)
     gathered = _by_form(
         programs,
-        [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in leaves],
+        [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in ours],
         lambda values, communicator: [_gather_local(v, axis, communicator) for v in values],
         lambda values: [_gather_components(v, axis) for v in values],
         lambda strategy, values: gather(strategy.extended.programs, values, axis),
     )
-    gathered = [
+    wholes = (
         _examples_only(whole, v, is_joined=v.dim in (axis, axis + whole.ndim))
-        for whole, v in zip(gathered, leaves, strict=True)
-    ]
-    return jax.tree_util.tree_unflatten(treedef, gathered)
+        for whole, v in zip(gathered, ours, strict=True)
+    )
+    results = [next(wholes) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+    return jax.tree_util.tree_unflatten(treedef, results)
 
 
 def local_results(replicas: Replicas, value: Any) -> tuple[Any, ...]:
