@@ -299,6 +299,7 @@ MIXED = {
     ),
     "put at other rows": lambda b: jnp.zeros_like(b["x"]).at[jnp.array([3, 2, 1, 0])].set(b["x"]),
     "put into a longer array": lambda b: jnp.zeros((8, 4)).at[jnp.arange(4)].set(b["x"]),
+    "put into one by numbers with no sign": lambda b: jnp.zeros((8, 4)).at[jnp.arange(4, dtype="uint32")].set(b["x"]),
     "after a row of another": lambda b: jnp.insert(b["x"], 0, 0.0, axis=0)[:-1],
     "windows of several": lambda b: jax.vmap(lambda i: lax.dynamic_slice_in_dim(b["x"], i, 2))(jnp.arange(3)),
     "rows and sorted labels": lambda b: b["x"][jnp.arange(4), jnp.sort(b["y"])],
