@@ -134,8 +134,15 @@ def shapes() -> tuple[list[replicax.Variable], Callable[..., Any]]:
         centred = x - x.mean(0, keepdims=True) if x.shape[0] > 1 else x * w.value[None]
         normal = jnp.where(x > 0, jax.nn.softmax(centred), centred) if x.size else centred
         gradient = jax.grad(lambda w: (jnp.tanh(x * w[None]).sum(0) ** 2).sum())(w.value)
+
+        def noted(_: Any, both: Any) -> Any:
+            note = jax.new_ref(both[0])
+            note[0] = 2.0
+            return note[...] * 2, both[1] + both[0]
+
+        first, second = jax.lax.fori_loop(0, 2, noted, (w.value, x.sum(0)))
         w.assign(here().all_reduce("mean", gradient) + w.value)
-        return x.shape, x.shape[0], "text", normal[:, :2].reshape(-1), jnp.cumsum(x, 0)
+        return x.shape, x.shape[0], "text", normal[:, :2].reshape(-1), jnp.cumsum(x, 0), first * second
 
     return [w], step
 
@@ -520,8 +527,8 @@ def test_calls_of_the_host_are_those_of_a_program_of_one_size() -> None:
             return values[0] * 2, values[1] + told
 
         doubled = jax.lax.fori_loop(0, 2, agreed, w.value)
-        jax.lax.fori_loop(0, 2, both, (w.value, own))
-        w.assign(doubled)
+        twice, _ = jax.lax.fori_loop(0, 2, both, (w.value, own))
+        w.assign((doubled + twice) / 2)
         tell("own", own * 0 + x.shape[0])
         kept = jax.checkpoint(lambda x: x * 2, policy=jax.checkpoint_policies.save_only_these_names("x"))(w.value)
         return jax.lax.fori_loop(0, 2, met, w.value), jax.pure_callback(asked, jax.typeof(w.value), w.value), kept

@@ -193,9 +193,9 @@ def _silenced(equation: _jax.Equation) -> _jax.Equation:
     """``equation`` without the prints and callbacks inside that have no results."""
 
     def of_program(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        kept = [_silenced(e) for e in jaxpr.eqns if e.outvars or not _jax.has_side_effects(e)]
+        kept = [_silenced(e) for e in jaxpr.eqns if e.outvars or not _jax.has_outer_effects(e)]
         return _jax.program_of(jaxpr, jaxpr.invars, kept, jaxpr.outvars)
 
-    effects = frozenset(e for e in equation.effects if not _jax.is_action(e))
+    effects = frozenset(e for e in equation.effects if not _jax.is_outer_action(e))
     quiet = equation.replace(params=_jax.map_jaxprs(equation.params, of_program), effects=effects)
     return equation if any(_jax.has_side_effects(e) for j in _jax.sub_jaxprs(quiet) for e in j.eqns) else quiet

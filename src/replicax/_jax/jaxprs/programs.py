@@ -119,25 +119,26 @@ def _try_format(equation: Equation) -> None:
 
 def has_side_effects(equation: Equation) -> bool:
     """Return whether an equation does something besides computing its results (prints, calls back, …)."""
-    return any(map(is_action, equation.effects))
+    return any(type(effect).__name__ != _OF_AXES for effect in equation.effects)
 
 
 def has_outer_effects(equation: Equation) -> bool:
     """Return whether an equation acts outside otherwise than on mutable arrays, which are the program's own."""
-    return any(is_action(e) and type(e).__name__ not in _OF_REFERENCES for e in equation.effects)
+    return any(map(is_outer_action, equation.effects))
 
 
+def is_outer_action(effect: Any) -> bool:
+    """Return whether an effect is an action, such as a print, and no use of an axis' name or of a mutable array."""
+    return type(effect).__name__ not in (_OF_AXES, *_OF_REFERENCES)
+
+
+_OF_AXES = "NamedAxisEffect"
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
 
 
 def is_deterministic(name: str, params: Mapping[str, Any]) -> bool:
     """Return whether the results of an operation are functions of its operands."""
     return name not in UNRELIABLE and not params.get("has_side_effect")
-
-
-def is_action(effect: Any) -> bool:
-    """Return whether an effect is an action, such as a print, and not just the use of an axis' name."""
-    return type(effect).__name__ != "NamedAxisEffect"
 
 
 def opened(jaxpr: Jaxpr) -> Jaxpr:
