@@ -22,6 +22,7 @@ from tests.compat.executors import Executor, entered, numbers, on_both, two_towe
 def test_names_and_reuse() -> None:
     with two_towers().scope():
         with tf.variable_scope("a") as scope:
+            assert tf.get_variable_scope() is scope
             w = tf.get_variable("w", shape=[2])
             with tf.variable_scope("b"):
                 assert tf.get_variable("w", shape=[3]).name == "a/b/w"
