@@ -119,7 +119,7 @@ def norms(strategy: replicax.Strategy, replicas: int) -> list[bytes]:
     with strategy.scope():
         weights = [
             replicax.Variable(generator.normal(size=shape).astype(np.float32))
-            for shape in [(40, 64), (17, 33), (3, 5, 48), (48, 5), (700,)]
+            for shape in [(40, 64), (17, 33), (3, 5, 48), (48, 49), (700,)]
         ]
 
     def step(x: jax.Array) -> Any:
