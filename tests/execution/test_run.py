@@ -81,7 +81,7 @@ def test_an_unhashable_object_is_an_argument_too(pair) -> None:
 
 
 def test_gradients_of_integers_are_arguments_too(pair) -> None:
-    gradient = jax.grad(lambda p: p["x"] * p["n"], allow_int=True)
+    gradient = jax.grad(lambda p: p["x"] * p["n"].astype(float), allow_int=True)
     gradients = pair.run(gradient, args=({"x": 2.0, "n": jnp.int32(3)},))
     assert gradients["n"].dtype == jax.dtypes.float0
     assert float(pair.run(lambda g: g["x"], args=(gradients,))) == 3.0
