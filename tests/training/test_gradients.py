@@ -124,8 +124,9 @@ def test_a_derivative_by_copies_that_a_merge_call_combines(pair, executor) -> No
     values, (gradient,) = pair.run(loss, args=(x,), options=replicax.RunOptions(executor))
     assert [float(v) for v in pair.local_results(values)] == [4.0, 8.0]
     assert [float(g) for g in pair.local_results(gradient)] == [3.0, 3.0]
-    with pytest.raises(replicax.errors.ContextError, match="Differentiate inside the step: strategy.run"):
-        replicax.value_and_grad(lambda: own.value, [own])()
+    for outside in (lambda: own.value, lambda: own.assign(2.0)):
+        with pytest.raises(replicax.errors.ContextError, match="Differentiate inside the step: strategy.run"):
+            replicax.value_and_grad(outside, [own])()
 
 
 def test_it_passes_arguments_on() -> None:

@@ -396,7 +396,8 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
 
     def _share_out(self, value: Any) -> Variable:
         if not context.in_step():
-            check_write_trace(self, _jax.eval_trace())
+            if isinstance(current_store(), ConcreteStore):  # value_and_grad lets writes out, but runs no step
+                check_write_trace(self, _jax.eval_trace())
             with jax.transfer_guard("allow"):  # of a value of the host, which each device needs
                 run_across(self, Variable._share_out, self, value)
             return self
