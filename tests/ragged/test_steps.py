@@ -474,6 +474,7 @@ def test_what_replicas_agree_on_is_mirrored_where_a_loop_has_what_they_do_not_ag
 
     def step(x: Any) -> Any:
         found = _loops_of_both(x, w.value)
+        jax.lax.after_all(jax.lax.create_token())
         decision = found["while in scan"][0][0].sum() > 0  # on which all agree, so that they meet or don't
         own = x.sum(0)
         met = jax.lax.cond(decision, lambda: here().all_reduce("sum", own), lambda: jnp.zeros(3))

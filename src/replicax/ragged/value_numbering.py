@@ -103,7 +103,7 @@ class _ContentKeys(_jax.Keys):
         return _contents(array)
 
     def of_aval(self, aval: Any) -> Any:
-        return aval.shape, aval.dtype
+        return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval  # a token has none
 
     def of_program(self, program: Any) -> Any:
         if id(program) not in self._programs:
