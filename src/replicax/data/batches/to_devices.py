@@ -44,7 +44,7 @@ def placed(element: HostBatch, replicas: Replicas) -> Any:
     if element.filled:
         mask = example_mask(element.sizes, element.filled[0].shape[1], replicas.mesh)
         leaves = padded(_place_stacks(element.filled, replicas), mask)
-    elif element.alike:
+    elif element.kinds is None and len(set(element.sizes)) == 1:  # all replicas have the same shapes
         bare = replicas.num_replicas == 1
         arrays = _place_stacks(_stacks(element), replicas, bare)
         leaves = arrays if bare else [PerReplica(Stacked(array)) for array in arrays]
