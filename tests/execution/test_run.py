@@ -80,11 +80,13 @@ def test_an_unhashable_object_is_an_argument_too(pair) -> None:
         assert float(pair.run(lambda c, x: c.scale * x, args=(config, 2.0))) == 6.0
 
 
-def test_gradients_of_integers_are_arguments_too(pair) -> None:
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+def test_gradients_of_integers_are_arguments_too(pair, executor) -> None:
+    options = replicax.RunOptions(executor)
     gradient = jax.grad(lambda p: p["x"] * p["n"].astype(float), allow_int=True)
-    gradients = pair.run(gradient, args=({"x": 2.0, "n": jnp.int32(3)},))
+    gradients = pair.run(gradient, args=({"x": 2.0, "n": jnp.int32(3)},), options=options)
     assert gradients["n"].dtype == jax.dtypes.float0
-    assert float(pair.run(lambda g: g["x"], args=(gradients,))) == 3.0
+    assert float(pair.run(lambda g: g["x"], args=(gradients,), options=options)) == 3.0
 
 
 def test_a_set_made_anew_is_the_same_argument(pair) -> None:

@@ -255,8 +255,10 @@ def _inputs(tree: Any, replica: int, device: jax.Device) -> tuple[Callable[[], A
         value = component(leaf, replica) if isinstance(leaf, PerReplica) else leaf
         if not isinstance(value, ARRAYS) or (locality is M and isinstance(value, bool)):
             return value
-        array = local_array(as_array(value, "an argument"))
-        arrays.append((_jax.copy_on(device, array), locality, _place(leaf)))
+        array = as_array(value, "an argument")
+        if not isinstance(array, jax.Array):
+            return array  # a gradient of integers, which lies on no device
+        arrays.append((_jax.copy_on(device, local_array(array)), locality, _place(leaf)))
         return arrays[-1][0]
 
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
