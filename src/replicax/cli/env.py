@@ -93,10 +93,10 @@ def _packages() -> dict[str, str]:
 
     needed = [*requirements_of("replicax"), *requirements_of("jax")]
     names = {"jax", "jaxlib", "libtpu"} | {r.name.lower() for r in needed if "dev" not in str(r.marker)} - {"replicax"}
-    there = (d.metadata for d in importlib.metadata.distributions())  # empty in a folder that pip has left
+    metadata = [d.metadata for d in importlib.metadata.distributions()]  # empty in a folder that pip has left
     versions = {
         name: version_of(name) or "?"
-        for name in {of["Name"].lower() for of in there if "Name" in of}
+        for name in {found["Name"].lower() for found in metadata if "Name" in found}
         if name in names or re.match(r"jax-(cuda|rocm)\d+-|nvidia-(cublas|cudnn|nccl|cuda-runtime)\b", name)
     }
     return dict(sorted(versions.items(), key=lambda pair: (not pair[0].startswith("jax"), pair[0])))
