@@ -306,7 +306,7 @@ def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> An
     if axis is None:
         value = value.read_value() if isinstance(value, Variable) else value
         counts = op is ReduceOp.MEAN and n == 1 and isinstance(value, (jax.Array, np.ndarray))
-        if counts and not jnp.issubdtype(value.dtype, jnp.inexact):
+        if counts and not jnp.issubdtype(value.dtype, jnp.inexact) and value.dtype != jax.dtypes.float0:
             return divide(as_array(value, f"{what}: the value"), 1)
         return value
     array = as_array(value, f"{what}: the value")
