@@ -134,7 +134,7 @@ def test_a_copy_that_a_function_has_written_is_no_version_of_the_servers(in_step
 def test_a_worker_that_has_too_few_devices_is_an_error() -> None:
     strategy, _ = one_worker(devices_per_worker=99)
     too_few = pytest.raises(
-        replicax.errors.WorkerError, match=r"worker 0 has \d+ cpu device.*devices_per_worker is 99:"
+        replicax.errors.WorkerError, match=r"worker 0 has (\d+) cpu device.* is 99: pass devices_per_worker=\1"
     )
     with coordinator_of(strategy) as (coordinator, _), too_few:
         coordinator.schedule(lambda: 1).fetch(WAIT)

@@ -151,7 +151,7 @@ class StepWorker:
         if len(found) < self._settings.devices:
             raise ValueError(
                 f"worker {self.strategy.worker_index} has {len(found)} {found[0].platform} device(s), and the "
-                f"strategy's devices_per_worker is {self._settings.devices}: pass that number"
+                f"strategy's devices_per_worker is {self._settings.devices}: pass devices_per_worker={len(found)}"
             )
         return os.getpid()
 
