@@ -88,7 +88,7 @@ class Training:
         close(strategy.reduce("sum", gradient), wanted)
         close(strategy.reduce("mean", losses, axis=0), expected.mean())
         close(strategy.reduce("sum", losses, axis=0), expected.sum())
-        close(strategy.gather({"losses": losses, "whole": gradient}, axis=0)["losses"], expected)
+        close(strategy.gather(losses, axis=0), expected)
         close(mean, expected.mean())
         close(total, expected.sum())
         found = [len(v) for v in strategy.local_results(losses)]
@@ -203,6 +203,9 @@ def test_examples_side_by_side_are_combined_if_each_replica_has_as_many(pair, op
     ):
         with pytest.raises(ValueError, match=r"shapes \[\((3, 2|2, 3)\), \(2, 2\)\]"):
             combine()
+    alone = strategy_of(1)
+    values = alone.run(lambda x: (x, x.max(0)), args=(padded_batch(alone, X[:3], 4),), options=options)
+    close(alone.gather(values, 0)[0], X[:3])
 
 
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
