@@ -13,6 +13,10 @@ import jax
 import numpy as np
 
 from replicax import _jax
+from replicax.devices.arrays import local_array
+
+_LARGE = 64 * 1024 * 1024
+"""Constants of more bytes are compared by identity: to read them from a device at each trace takes too long."""
 
 
 class ValueNumbering:
@@ -93,11 +97,12 @@ class _ContentKeys(_jax.Keys):
         return type(value), value
 
     def of_array(self, array: Any) -> Any:
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
-            if not array.is_fully_replicated:
-                self._held.append(array)
-                return "array", id(array)
-            array = array.addressable_data(0)
+        is_whole = not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
+        if not is_whole or array.nbytes > _LARGE:
+            self._held.append(array)
+            return "array", id(array)
+        if isinstance(array, jax.Array):
+            array = local_array(array)
         if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
             return array.dtype, _contents(jax.random.key_data(array))
         return _contents(array)
