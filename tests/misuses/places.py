@@ -186,7 +186,7 @@ PLACES = [
     ("devices for a strategy's insides", lambda w: replicax.Strategy(["cpu:0"]), TypeError, "StrategyExtended"),
     ("names for devices", lambda w: replicax.StrategyExtended(["cpu:0"]), TypeError, "'cpu:0'"),
     ("a name for devices", lambda w: replicax.StrategyExtended("cpu:0"), TypeError, "expected JAX devices"),
-    ("no devices", lambda w: replicax.StrategyExtended([]), TypeError, r"expected JAX devices, .*got \[\]"),
+    ("no device at all", lambda w: replicax.StrategyExtended([]), TypeError, r"expected JAX devices, .*got \[\]"),
     ("no emulated devices", lambda w: replicax.use_cpu_devices(0), ValueError, "an int of at least 1, got 0"),
     ("emulated devices too late", lambda w: replicax.use_cpu_devices(3), RuntimeError, "too late"),
     (

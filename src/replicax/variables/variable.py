@@ -189,18 +189,13 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
         if not callable(initial_value) and not self.replicas.is_absent:
             value: Any = numpy_copy(initial_value, dtype, where)
+            in_parts = False  # on several workers, which have computed it together
             if value is None:
                 value = as_array(initial_value, where, dtype)
-                is_whole = value.is_fully_addressable or value.is_fully_replicated
-                value = np.array(value) if is_whole and not is_key(value.dtype) else value
+                in_parts = not (value.is_fully_addressable or value.is_fully_replicated)
+                value = value if in_parts or is_key(value.dtype) else np.array(value)
             self._set_aval_and_layout(value.shape, value.dtype)
-            # An array in parts on several workers was computed by all together.
-            return Initial(
-                lambda: self.to_storage(value),
-                lambda: value,
-                lambda: digest(value) if isinstance(value, np.ndarray) else None,
-            )
-
+            return Initial(lambda: self.to_storage(value), lambda: value, lambda: None if in_parts else digest(value))
         initialise = initial_value if callable(initial_value) else lambda: initial_value
         with use_store(ConcreteStore(frozen=True)):  # this program runs once
             program, aval, of_program = _jax.traced_once(
