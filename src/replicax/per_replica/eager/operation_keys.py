@@ -29,6 +29,9 @@ class _OperationKeys(Keys):
         is_program = (Jaxpr, ClosedJaxpr)
         return tuple((name, self.of_program(p) if isinstance(p, is_program) else p) for name, p in params.items())
 
+    def of_array(self, array: Any) -> Any:
+        raise TypeError("a program with constants has no key")
+
 
 _keys = _OperationKeys()
 
