@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -88,7 +89,7 @@ def markdown(found: dict[str, Any]) -> str:
     """The tables for the page."""
     machine = found["machine"]
     versions = ", ".join(f"{k} {v}" for k, v in machine.items() if k not in ("cores", "architecture"))
-    parts = [f"{machine['cores']} cores ({machine['architecture']}); {versions}."]
+    parts = [textwrap.fill(f"{machine['cores']} cores ({machine['architecture']}); {versions}.", 120)]
     for title, rows in _tables(found):
         header, *body = rows
         lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
