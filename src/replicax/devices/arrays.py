@@ -133,10 +133,15 @@ def local_array(value: jax.Array) -> jax.Array:
     return put_among(value, NamedSharding(devices_of(over_mesh.mesh, mine), over_mesh.spec))
 
 
+def is_in_parts(value: Any) -> bool:
+    """Whether a value is an array that lies in parts on several workers, of which none can read it by itself."""
+    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
 @jax.disable_jit(False)
 def gathered(value: jax.Array) -> jax.Array:
     """An array as each worker can read it: with a collective if it lies in parts on several, which all call this."""
-    if value.is_fully_addressable or value.is_fully_replicated:
+    if not is_in_parts(value):
         return value
     over_mesh: Any = value.sharding
     return jax.jit(lambda x: x, out_shardings=mirrored_sharding(over_mesh.mesh))(value)

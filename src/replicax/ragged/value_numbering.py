@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.devices.arrays import local_array
+from replicax.devices.arrays import is_in_parts, local_array
 
 _LARGE = 64 * 1024 * 1024
 """Constants of more bytes are compared by identity: to read them from a device at each trace takes too long."""
@@ -97,8 +97,7 @@ class _ContentKeys(_jax.Keys):
         return type(value), value
 
     def of_array(self, array: Any) -> Any:
-        is_whole = not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
-        if not is_whole or array.nbytes > _LARGE:
+        if is_in_parts(array) or array.nbytes > _LARGE:
             self._held.append(array)
             return "array", id(array)
         if isinstance(array, jax.Array):

@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 
 from replicax import _jax, context
 from replicax.argument_checks import checked_name, parse_enum
-from replicax.devices.arrays import compute, local_array, put
+from replicax.devices.arrays import compute, is_in_parts, local_array, put
 from replicax.devices.host_values import (
     as_array,
     casts,
@@ -192,7 +192,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
             in_parts = False  # on several workers, which have computed it together
             if value is None:
                 value = as_array(initial_value, where, dtype)
-                in_parts = not (value.is_fully_addressable or value.is_fully_replicated)
+                in_parts = is_in_parts(value)
                 value = value if in_parts or is_key(value.dtype) else np.array(value)
             self._set_aval_and_layout(value.shape, value.dtype)
             return Initial(lambda: self.to_storage(value), lambda: value, lambda: None if in_parts else digest(value))

@@ -31,6 +31,7 @@ from replicax._jax.internals import (
 from replicax._jax.jaxprs.programs import calls_back, enable_x64_for, is_mutable
 from replicax._jax.jaxprs.types import ClosedJaxpr, Primitive
 from replicax._jax.runtime import copy_on, looks_for_nans
+from replicax.devices.arrays import is_in_parts
 from replicax.per_replica.eager.operation_keys import operation_key, program_key
 
 _MOST = 8192  # operations that are kept
@@ -72,7 +73,7 @@ class Operations:
         """Whether an operand is on the device, or can't be: a number, a mutable array, an array of other processes."""
         if not isinstance(value, jax.Array) or is_mutable(value) or value.sharding == self._sharding:
             return True
-        return not (value.is_fully_addressable or value.is_fully_replicated)
+        return is_in_parts(value)
 
     def brought(self, value: Any) -> Any:
         """An operand on the device: a copy, where the step closed over an array that lies elsewhere."""
