@@ -221,6 +221,11 @@ def test_members_of_what_variables_hold(lines: str, name: str, today: str) -> No
     assert today in found[name]
 
 
+def test_members_on_the_way_to_others_are_no_uses_of_their_own() -> None:
+    found = found_in(STRATEGY + "s.cluster_resolver.task_id\ns.extended.update(v, f)")
+    assert found.keys() - found_in(STRATEGY) == {"s.cluster_resolver.task_id", "s.extended.update"}
+
+
 @pytest.mark.parametrize(
     "lines",
     [

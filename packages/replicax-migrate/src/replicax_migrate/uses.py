@@ -66,6 +66,9 @@ _OF_MODELS = {
 }
 """Arguments that only these methods of a Keras model take."""
 
+_PARTS = {"extended", "cluster_resolver"}
+"""Members that are reported with the name after them, as one use."""
+
 _MODULES = {module for module in (*MODERN, *TOWER) if "distribute" in module or "cluster_resolver" in module}
 _KNOWN = {**paths(TOWER), **paths(MODERN)}
 _INTERNAL = re.compile(r"(python|contrib)\.(distribute|training\.distribut)|python\.tpu|__internal__\.distribute")
@@ -266,7 +269,7 @@ class _Search:
             counterpart = Counterpart(f"nothing: {what}")
         if counterpart is None:
             return None
-        if name == "extended" and isinstance(parent, ast.Attribute) and self._attribute(parent) is not None:
+        if name in _PARTS and isinstance(parent, ast.Attribute) and self._attribute(parent) is not None:
             return None
         receiver = ast.unparse(node.value)
         receiver = receiver if re.fullmatch(r"[\w.()]{1,60}", receiver) else "…"
