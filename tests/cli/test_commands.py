@@ -46,6 +46,35 @@ def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "hello world\n"
 
 
+def begins(subparsers) -> None:
+    subparsers.add_parser("hello")
+    raise RuntimeError("no\n100%")
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        (None, "ModuleNotFoundError: No module named 'hello_command'"),
+        ({}, "AttributeError: module 'hello_command' has no attribute 'add_parser'"),
+        ({"add_parser": begins}, "RuntimeError: no 100%"),
+    ],
+)
+def test_a_command_that_can_not_be_loaded_is_an_error_only_for_itself(monkeypatch, capsys, parts, why) -> None:
+    if parts is not None:
+        monkeypatch.setitem(sys.modules, "hello_command", types.ModuleType("hello_command"))
+        vars(sys.modules["hello_command"]).update(parts)
+    names = "hello", "plan"  # of which the second is Replicax's
+    entry_points(monkeypatch, *(importlib.metadata.EntryPoint(n, "hello_command", "replicax.commands") for n in names))
+    assert main(["hello", "--help"]) == 2
+    error = "replicax hello: error: the command can't be loaded from hello_command of another distribution: "
+    assert capsys.readouterr().err == f"{error}{why}\n"
+    assert main(["plan", "nowhere.py"]) == 2
+    assert "nowhere.py" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "can't be loaded from another distribution" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_command_in_a_thread(capsys) -> None:
     with concurrent.futures.ThreadPoolExecutor() as threads:
         assert threads.submit(main, ["plan", "nowhere.py"]).result() == 2

@@ -4,7 +4,7 @@ Each command is a module with ``add_parser(subparsers)`` that describes its argu
 that runs it. Modules here import nothing heavy until their command runs, so that ``replicax --help`` is quick.
 
 Another distribution adds a command by an entry point of the group ``replicax.commands``, with the command's name and
-such a module as its value.
+such a module as its value. If that can't be loaded, only this command is an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from replicax import __version__
 from replicax.cli import demo, doctor, env, launch, plan
 from replicax.cli.command_line import UNREAD, InputError, OutputError, Parser, add_absent, standard_streams
+from replicax.errors import described
 
 _COMMANDS = (demo, plan, launch, doctor, env)
 _GROUP = "replicax.commands"
@@ -48,10 +50,11 @@ def _run(argv: Sequence[str] | None) -> int:
     for command in _COMMANDS:
         command.add_parser(subparsers)
     for entry in importlib.metadata.entry_points(group=_GROUP):
-        entry.load().add_parser(subparsers)
+        _add_command(subparsers, entry)
     for name, purpose in _EXTRAS.items():
         if name not in subparsers.choices:
-            add_absent(subparsers, name, purpose)
+            install = f"pip install 'replicax[{name}]'"
+            add_absent(subparsers, name, f"{purpose} ({install})", f"the command is not installed: {install}")
     try:
         with standard_streams():
             args, unknown = parser.parse_known_args(argv)
@@ -67,3 +70,16 @@ def _run(argv: Sequence[str] | None) -> int:
             return UNREAD
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
+
+
+def _add_command(subparsers: Any, entry: importlib.metadata.EntryPoint) -> None:
+    """Add the command of another distribution; those of Replicax, and of distributions before, keep their names."""
+    if entry.name in subparsers.choices:
+        return
+    try:
+        entry.load().add_parser(subparsers)
+    except Exception as error:
+        subparsers.choices.pop(entry.name, None)  # it was begun
+        of = "another distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        why = f"the command can't be loaded from {entry.value} of {of}: {' '.join(described(error).split())}"
+        add_absent(subparsers, entry.name, f"can't be loaded from {of}", why)

@@ -115,15 +115,14 @@ def _write_out(text: str) -> None:
         raise OutputError(f"standard output can't be written ({error.strerror or error})") from error
 
 
-def add_absent(subparsers: Any, name: str, purpose: str) -> None:
-    """Describe a command that is not installed: with any arguments, it tells how to install it."""
-    install = f"pip install 'replicax[{name}]'"
+def add_absent(subparsers: Any, name: str, purpose: str, why: str) -> None:
+    """Describe a command that can't run: with any arguments, it tells ``why``."""
 
     def refuse(args: argparse.Namespace) -> NoReturn:
-        raise InputError(f"the command is not installed: {install}")
+        raise InputError(why)
 
-    # Without prefix characters the parser takes options as arguments, too.
-    parser = subparsers.add_parser(name, help=f"{purpose} ({install})", prefix_chars="\0", add_help=False)
+    # Without prefix characters the parser takes options as arguments, too; in a help text % has a meaning.
+    parser = subparsers.add_parser(name, help=purpose.replace("%", "%%"), prefix_chars="\0", add_help=False)
     parser.add_argument("arguments", nargs="*")
     parser.set_defaults(run=refuse)
 
