@@ -27,6 +27,9 @@ SOURCES = {
     "a list": lambda s, folder: [np.arange(4.0)] * 5,
     "a generator function": lambda s, folder: lambda: iter([np.arange(4.0)] * 5),
     "a stream": lambda s, folder: grain.MapDataset.source(np.arange(20.0)).to_iter_dataset().batch(4),
+    "interleaved streams": lambda s, folder: grain.experimental.InterleaveIterDataset(
+        [grain.MapDataset.source(np.arange(10.0)).to_iter_dataset()] * 3, cycle_length=2
+    ).batch(4),
     "files": lambda s, folder: replicax.data.text_lines(lines(folder)).map(np.float32).batch(4),
 }
 
@@ -52,9 +55,10 @@ def test_counts_that_are_none(pair, tmp_path, source) -> None:
                 iterator.set_state({**state, key: number})
         with pytest.raises(ValueError, match=r"the rows of a batch in the state must be .*, got -4"):
             iterator.set_state({**state, "streams": [{**state["streams"][0], "rows": -4}]})
-        rest = len(list(iterator))  # as if nothing had been asked
+        rest, saved = len(list(iterator)), copy.deepcopy(state)  # as if nothing had been asked
         iterator.set_state(state)
         assert len(list(iterator)) == rest
+        assert state == saved
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import reprlib
 import weakref
 from collections.abc import Callable, Iterator
@@ -207,7 +208,7 @@ class DistributedIterator(Iterator[Any], NameHints):
         ended = self._end
         states.check_same_state(self._pipeline, state)
         try:
-            self._begin(*states.resumed(self._pipeline, state))
+            self._begin(*states.resumed(self._pipeline, copy.deepcopy(state)))  # Grain changes states in place
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             shown = reprlib.repr(state)
             raise ValueError(f"set_state takes what get_state of a DistributedIterator gave, got {shown}") from error
