@@ -252,17 +252,33 @@ def test_the_tenth_retrace_says_that_the_batch_is_padded_now() -> None:
         pair.run(step, args=(next(padded),))
 
 
+class Plus:
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def step(self, x):
+        return x + self.epoch
+
+
 @pytest.mark.parametrize(
-    ("kind", "change"), [(int, "was 9, now 10"), (jnp.float32, r"was an object that is gone, now Array\(10")]
+    ("step_of", "change"),
+    [
+        (lambda epoch: lambda x: x + epoch, "'epoch': was 9, now 10"),
+        (
+            lambda epoch: (lambda y: lambda x: x + y)(jnp.float32(epoch)),
+            r"'y': was an object that is gone, now Array\(10",
+        ),
+        (lambda epoch: Plus(epoch).step, "'self': was an object that is gone, now .*Plus object.* with epoch=10"),
+    ],
 )
-def test_the_tenth_retrace_names_a_captured_value(kind, change) -> None:
+def test_the_tenth_retrace_names_a_captured_value(step_of, change) -> None:
     pair = strategy_of(2)
 
     def eleven_epochs():
-        for epoch in map(kind, range(11)):
-            pair.run(lambda x: x + epoch, args=(1.0,))  # noqa: B023
+        for epoch in range(11):
+            pair.run(step_of(epoch), args=(1.0,))
 
-    with pytest.warns(replicax.errors.RetraceWarning, match=f"captured value 'epoch': {change}"):
+    with pytest.warns(replicax.errors.RetraceWarning, match=f"captured value {change}"):
         eleven_epochs()
 
 

@@ -60,7 +60,7 @@ class ObjectKey(_jax.ById):
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(a) for a in self.reads.values() if not (callable(a.now) or type(a) is Definition))
-        return f"{self.value!r} with {shown}" if shown else repr(self.value)
+        return f"{super().__repr__()} with {shown}" if shown else super().__repr__()
 
 
 def object_keys_in(key: Any) -> Iterator[ObjectKey]:
