@@ -347,6 +347,16 @@ def test_local_results_of_random_keys_in_a_merge_fn(pair: replicax.Strategy, exe
     np.testing.assert_array_equal(*map(jax.random.key_data, (second, pair.local_results(keys)[1])))
 
 
+@pytest.mark.parametrize("executor", ["compiled", "per_replica"])
+@pytest.mark.parametrize("key", [jax.random.split(jax.random.key(5)), jax.random.PRNGKey(5)], ids=["keys", "raw"])
+def test_a_variable_is_a_key_as_its_value_is(pair: replicax.Strategy, key: jax.Array, executor: str) -> None:
+    with pair.scope():
+        v = replicax.Variable(key)
+    step = lambda key: [jax.random.key_data(context().random_key(x)) for x in (v, key)]  # noqa: E731
+    own = pair.run(step, (key,), options=replicax.RunOptions(executor))
+    np.testing.assert_array_equal(*(list(map(np.asarray, pair.local_results(x))) for x in own))
+
+
 def test_local_results_of_what_no_replica_has_computed(pair) -> None:
     for value in (jnp.ones(2), np.ones(2), 5, "text", None, pair.extended.reduce_to("mean", 1.0, "cpu:5")):
         [result] = pair.local_results(value)

@@ -88,8 +88,8 @@ class ReplicaContext(NameHints):
         differs, too, as if further replicas had it.
 
         Args:
-          key: a JAX random key that is the same on every replica, of the new or the raw kind; or an array of keys
-            of the new kind.
+          key: a JAX random key that is the same on every replica, of the new or the raw kind; an array of keys of
+            the new kind; or a variable of these.
 
         Returns:
           A key, or keys, of the same kind and shape, per replica. No collective.
@@ -103,16 +103,17 @@ class ReplicaContext(NameHints):
         [True, True]
         """
         self._check_current("random_key", in_merge_fn=True)
-        fold, dtype = jax.random.fold_in, getattr(key, "dtype", None)
+        keys = key if isinstance(key, jax.Array) else getattr(key, "__jax_array__", lambda: key)()  # of a variable
+        fold, dtype = jax.random.fold_in, getattr(keys, "dtype", None)
         if is_key(dtype):
-            for _ in range(key.ndim):
+            for _ in range(keys.ndim):
                 fold = jax.vmap(fold, (0, None))
         elif dtype != "uint32":
             raise TypeError(f"ReplicaContext.random_key: key must be a key, such as jax.random.key(0), got {key!r}")
         number, examples = self._communicator.replica_id(), self._communicator.examples
         if examples is not None and examples.parts > 1:
             number = number + self._replicas.in_sync * examples.part
-        return fold(key, number)
+        return fold(keys, number)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -85,6 +85,7 @@ COMBINING = [
         "inside a step a result is on all",
     ),
     ("no pairs", lambda w: w.s.extended.batch_reduce_to("sum", [w.x]), TypeError, r"\[0\] must be a pair"),
+    ("broadcast of text", lambda w: w.s.extended.broadcast_to({"a": "x"}), TypeError, r"tensor\['a'\] is 'x', and not"),
     ("broadcast of replicas' values", lambda w: w.s.extended.broadcast_to(w.x), TypeError, "reduce it first"),
     (
         "an update of no variable",

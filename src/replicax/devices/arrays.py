@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from replicax import _jax
-from replicax.devices.host_values import Where, as_array, check_integers, own_copy
+from replicax.devices.host_values import Where, as_array, check_integers, check_numbers, own_copy
 from replicax.devices.mesh import devices_of, mirrored_sharding
 
 
@@ -37,6 +37,7 @@ def put(
     is_array = isinstance(value, jax.Array)
     if not is_array:
         check_integers(value, where)
+        check_numbers(value, where)
         if isinstance(value, np.ndarray) and not may_alias:
             value = own_copy(value)
     if is_array and not value.is_fully_addressable:
