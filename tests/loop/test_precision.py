@@ -334,6 +334,27 @@ def test_nnx_scales_and_unscales_by_itself() -> None:
     assert run.step == 2
 
 
+def test_unscaling_leaves_the_indices_of_rows_and_gradients_of_integers() -> None:
+    strategy = strategy_of(2)
+    with strategy.scope():
+        precision = Precision("fp16", loss_scale=8.0)
+        table = replicax.Variable(np.zeros((4, 2), np.float32))
+        optimizer = replicax.Optimizer(optax.sgd(1.0))
+
+    def step(rows: Any) -> None:
+        def loss(given: Any) -> Any:
+            return precision.scale(replicax.compute_average_loss(given["rows"].sum(1)))
+
+        given = {"rows": table.value[rows].astype(jnp.float16), "count": rows.size}
+        gradients = jax.grad(loss, allow_int=True)(given)
+        gradients["rows"] = replicax.IndexedSlices(gradients["rows"], rows, (4, 2))
+        optimizer.apply_gradients([(precision.unscale(gradients)["rows"], table)])
+
+    [batch] = strategy.distribute_dataset([np.int32([0, 1, 1, 3])])
+    strategy.run(precision(step), args=(batch,))
+    assert table.numpy()[:, 0].tolist() == [-0.25, -0.5, 0.0, -0.25]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [

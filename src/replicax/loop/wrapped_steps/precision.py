@@ -250,9 +250,14 @@ class _Use:
         if self._scale is None:
             return loss, gradients
         inverse = 1.0 / self._scale
-        wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in gradients]
-        wide = [g * inverse.astype(g.dtype) for g in wide]
-        return None if loss is None else loss * inverse.astype(loss.dtype), wide
+
+        def unscaled(gradient: Any) -> Any:
+            if not jnp.issubdtype(gradient.dtype, jnp.inexact):  # the indices of rows; a gradient of integers
+                return gradient
+            wide = gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
+            return wide * inverse.astype(wide.dtype)
+
+        return None if loss is None else loss * inverse.astype(loss.dtype), list(map(unscaled, gradients))
 
     def update(
         self,
