@@ -83,8 +83,9 @@ def test_an_output_from_inside_a_transformation(pair) -> None:
 
         replicax.value_and_grad(loss, [w])()
 
-    with pytest.raises(replicax.errors.TraceError, match="has_aux"):
-        pair.run_steps(step, iter(pair.distribute_dataset(numbered(2))), 2)
+    for inside, cure in ((step, "has_aux"), (replicax.loop.accumulated(step, 2), r"accumulated\(step, 4\)\(batch\)")):
+        with pytest.raises(replicax.errors.TraceError, match=cure):
+            pair.run_steps(inside, iter(pair.distribute_dataset(numbered(2))), 2)
 
 
 def test_a_context_of_a_step_that_is_over(pair) -> None:

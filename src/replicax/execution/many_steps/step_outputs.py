@@ -120,7 +120,9 @@ class MultiStepContext:
             what = _jax.traced_for(_jax.current_trace())
             raise TraceError(
                 f"{method}({name!r}, …) was called inside {f'jax.{what}' if what else 'a JAX transformation'}, where "
-                "values can't leave: return the value (value_and_grad has has_aux for that), and set it afterwards"
+                "values can't leave: return the value (value_and_grad has has_aux for that), and set it afterwards. "
+                "A step of replicax.loop.accumulated returns numbers: ctx.set_last_step_output('loss', "
+                "accumulated(step, 4)(batch), 'sum')"
             )
 
     def _closed_outputs(self) -> dict[str, dict[str, Any]]:
