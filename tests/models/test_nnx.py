@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import linecache
+import re
 
 import flax
 import jax
@@ -692,3 +693,22 @@ def test_mutable_arrays_in_a_model(pair) -> None:
         model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"linear/bias is an nnx.Variable with hijax=True or ref=True"):
         pair.run(lambda model: None, args=(model,))
+
+
+MADE_ANEW = {
+    "args[0]: another Linear than before, or one of another structure": lambda: nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+    "args[0]: was a Mean that is gone, now the Python value Mean('mean')": replicax.Mean,
+}
+
+
+@pytest.mark.parametrize("change", MADE_ANEW)
+@third_party
+def test_objects_that_are_made_for_each_call_are_told(change) -> None:
+    strategy = mirrored(2)
+
+    def run_often() -> None:
+        for _ in range(11):
+            strategy.run(lambda thing: None, args=(MADE_ANEW[change](),))
+
+    with pytest.warns(replicax.errors.RetraceWarning, match=re.escape(change) + ".*objects, such as models.*, once"):
+        run_often()

@@ -77,7 +77,8 @@ class ProgramCache:
             changed = "; ".join(_difference(self._last[code], key))
             warn(
                 f"{executable.program.name} has been traced {self._traces[code]} times, each for a new program. What "
-                f"changed last is {changed}. Pass what changes from call to call as an array, or keep its shape.",
+                f"changed last is {changed}. Pass what changes from call to call as an array, keep its shape, and make "
+                "objects, such as models and metrics, once, before the loop.",
                 RetraceWarning,
             )
         if code in self._last and not _is_ours(code):

@@ -195,9 +195,6 @@ class Key(_jax.Hashed):
     def __init__(self, graphdef: Any, variables: Sequence[Variable], others: Sequence[Any]) -> None:
         super().__init__(tuple(v.slot for v in variables), tuple(map(_jax.ById, others)), graphdef)
 
-    def __repr__(self) -> str:
-        return "an NNX object of another structure, or with other variables"
-
 
 class NNXState:
     """The state of some objects under one strategy: an ``ObjectsState`` of ``execution.tracing.stateful_arguments``."""

@@ -15,6 +15,7 @@ from replicax.devices.arrays import put
 from replicax.devices.host_values import check_integers, holds_no_numbers, own_copy
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
+from replicax.errors import shortened
 from replicax.execution.tracing.function_key import ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey
@@ -330,15 +331,23 @@ def describe_difference(old: Any, new: Any) -> list[str]:
             f"whether the batch is padded: was {len(old_keys) > len(new_keys)}, now {len(new_keys) > len(old_keys)}"
         ]
     return [
-        f"{path_of(new_tree, i)}: was {_describe_key(a)}, now {_describe_key(b)}"
+        f"{path_of(new_tree, i)}: {_describe_change(a, b)}"
         for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))
         if a != b
     ]
 
 
+def _describe_change(was: Any, now: Any) -> str:
+    if now[0] is _STATIC and issubclass(now[1], ByKey):
+        return f"another {now[2][-1].__name__} than before, or one of another structure"
+    return f"was {_describe_key(was)}, now {_describe_key(now)}"
+
+
 def _describe_key(key: Any) -> str:
     if key[0] is _STATIC:
-        return "a variable" if key[1] is Variable else f"the Python value {key[2]!r}"
+        if isinstance(key[2], _jax.ById) and key[2].is_dead:
+            return f"a {key[1].__name__} that is gone"
+        return "a variable" if key[1] is Variable else f"the Python value {shortened(repr(key[2]), 200)}"
     key = TracedKey(*key)
     if key.shapes is not None:
         return f"{np.dtype(key.dtype).name} of the shapes {', '.join(str(list(shape)) for shape in key.shapes)}"

@@ -79,7 +79,7 @@ class StatefulArgument(ByKey):
     __slots__ = ("index", "state", "value")
 
     def __init__(self, value: Any, state: ObjectsState, index: int) -> None:
-        super().__init__((state.key, index))
+        super().__init__((state.key, index, type(value)))
         self.value = value
         self.state = state
         self.index = index
