@@ -291,18 +291,22 @@ def test_a_callback_sees_a_variable_as_it_was_before_the_step(pair) -> None:
     assert set(seen) == {1.0, 2.0}
 
 
-def test_a_nan_leaves_variables_as_they_were(pair) -> None:
-    with pair.scope():
+@pytest.mark.parametrize("strategy", [strategy_of(2), logical_strategy(1, 2)], ids=["pair", "logical devices"])
+def test_a_nan_names_its_line_and_leaves_variables_as_they_were(strategy) -> None:
+    with strategy.scope():
         w = replicax.Variable(1.0, name="w")
 
     def step(x):
         w.assign_add(jnp.log(x))
 
-    pair.run(step, args=(1.0,))  # a program that is not looked into, which must not serve the other call
-    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
-        pair.run(step, args=(-1.0,))
-    assert float(w) == 1
-    pair.run(step, args=(jnp.e,))
+    strategy.run(step, args=(1.0,))  # a program that is not looked into, which must not serve the other call
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError, match=r"nan.* in log: step 'step' at .*py:\d+: `w.assign_add"):
+            strategy.run(step, args=(-1.0,))
+        assert float(w) == 1
+        batches = iter(strategy.distribute_dataset(np.array([[jnp.e] * 2, [-1.0] * 2, [1.0] * 2], np.float32)))
+        with pytest.raises(FloatingPointError, match="in step at .*w.assign_add"):  # the second of them
+            strategy.run_steps(lambda _, x: step(replicax.get_replica_context().all_reduce("mean", x[0])), batches, 3)
     assert float(w) == pytest.approx(2)
 
 

@@ -22,6 +22,7 @@ from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOn
 from replicax.execution.tracing.capture import capture, checked_programs, state_of_this_thread
 from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
 from replicax.execution.tracing.object_attributes import recording_reads
+from replicax.execution.tracing.step_errors import where
 from replicax.locality import T
 from replicax.name_hints import with_hints
 from replicax.system import registry
@@ -122,6 +123,7 @@ def _is_plain(replicas: Replicas) -> bool:
         or _jax.current_trace() is not _no_trace
         or not context.may_run_here(replicas)
         or forks.is_stranded
+        or _jax.looks_for_nans()
     )
 
 
@@ -163,6 +165,27 @@ def run(
         if options is not None:
             raise
         return registry.run_per_replica()(programs, fn, args, kwargs, why)
+    except FloatingPointError as error:
+        _find_operation(error, programs, fn, args, kwargs)
+        raise
+
+
+def _find_operation(
+    error: FloatingPointError,
+    programs: ProgramCache,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> None:
+    """Let ``error`` come from the operation that has computed a NaN, if plain Python on this one worker meets it."""
+    if programs.replicas.lockstep.several or not _jax.looks_for_nans():
+        return
+    try:
+        registry.run_per_replica()(programs, fn, args, kwargs, stores=False)
+    except FloatingPointError as found:
+        error.args, error.__traceback__ = (f"{found}: {where(found, fn)}",), found.__traceback__
+    except Exception:  # of what only compiled steps can do
+        error.add_note("(Its operation is looked for in plain Python, but this step runs compiled only.)")
 
 
 def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments, together: bool = False) -> Executable:

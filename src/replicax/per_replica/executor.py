@@ -62,14 +62,16 @@ def run_per_replica(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     why: NotOneProgramError | None = None,
+    stores: bool = True,
 ) -> Any:
-    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`. If it fails, no variable has changed.
+    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
 
-    If ``why`` says that it can't be one compiled program, warn once of each reason, or add it to the error.
+    If it fails, or is not to store anything, no variable has changed. If ``why`` says that it can't be one compiled
+    program, warn once of each reason, or add it to the error.
     """
     mask = _check_components(args, kwargs, programs.replicas)
     with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.RLock()):
-        return _run_and_store(programs, fn, args, kwargs, mask, why)
+        return _run_and_store(programs, fn, args, kwargs, mask, why, stores)
 
 
 def _warn_once(programs: ProgramCache, why: NotOneProgramError) -> None:
@@ -96,6 +98,7 @@ def _run_and_store(
     kwargs: Mapping[str, Any] | None,
     mask: ExampleMask | None,
     why: NotOneProgramError | None,
+    stores: bool,
 ) -> Any:
     replicas, key = programs.replicas, function_key(fn)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
@@ -104,6 +107,9 @@ def _run_and_store(
     created = Creations(replicas, variables)
     try:
         results, new = _run(programs, fn, (tuple(args), dict(kwargs or {})), mask, created)
+        if not stores:
+            created.undo()
+            return None
         if why is not None:
             _warn_once(programs, why)
     except BaseException as error:

@@ -195,12 +195,13 @@ class Lockstep:
             raise
 
     def leaving_nans(self) -> contextlib.AbstractContextManager[Any]:
-        """A block in which JAX does not look for NaNs, with several workers; :meth:`end_together` does after it.
+        """A block in which JAX does not look for NaNs; :meth:`end_together` does after it.
 
-        JAX would look for the operation by running the program again on this worker, and wait for the others for ever.
+        JAX would look for the operation by running the program again, operation by operation: it names none in what is
+        mapped over devices, can't do that if they have several axes, and would wait for other workers for ever.
         """
         settings = contextlib.ExitStack()
-        if self.several and _special_values():
+        if _special_values():
             settings.enter_context(jax.debug_nans(False))
             settings.enter_context(jax.debug_infs(False))
         return settings
@@ -211,13 +212,13 @@ class Lockstep:
         It waits for the others however long ``what`` takes them. NaNs or infinities in this worker's ``results`` are
         errors, too, if JAX is to look for them.
         """
-        special_values = _special_values() if self.several else {}
+        special_values = _special_values()
         if error is None and special_values:
             arrays = [x for x in jax.tree_util.tree_leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
             shards = [shard.data for array in arrays for shard in array.addressable_shards]
             for name, is_special in special_values.items():
                 if any(is_special(x).any() for x in shards):
-                    error = FloatingPointError(f"invalid value ({name}) encountered. One worker tells its operation.")
+                    error = FloatingPointError(f"invalid value ({name}) encountered in {what}")
         if error is not None:
             self._told = None  # it may be an object that was raised before
             self.fail(error, what)

@@ -104,7 +104,8 @@ def run_steps(
         pairs: list[tuple[ElementGroup | Single, Executable | None]] = []
         for group, program in zip(groups, prepared, strict=True):
             # A pipeline over logical devices is many programs, which keep the devices busy by themselves.
-            stays = program is None or program.loops
+            # And a NaN is looked for step by step.
+            stays = program is None or (program.loops and not _jax.looks_for_nans())
             pairs += [(group, program)] if stays else [(Single(element), None) for element in group.elements()]
         groups, launches = [group for group, _ in pairs], [[] for _ in pairs]
         for (group, program), launched in zip(pairs, launches, strict=True):
