@@ -214,6 +214,14 @@ def test_components_of_other_replicas_are_refused(pair) -> None:
         pair.run(lambda x: x, args=(x,), options=replicax.RunOptions(executor="per_replica"))
 
 
+@pytest.mark.parametrize(("rows", "partial"), [(4, "exact"), (3, "exact"), (3, "pad")])
+def test_components_that_a_program_of_jax_asks_for_first_are_values(pair, rows, partial) -> None:
+    x = np.arange(rows, dtype=np.int32)
+    [batch] = pair.distribute_dataset([x], replicax.InputOptions(partial_batch=partial))
+    jax.make_jaxpr(lambda: pair.local_results(batch)[1] + 1)()
+    assert [v.tolist() for v in pair.local_results(batch)] == [x[:2].tolist(), x[2:].tolist()]
+
+
 def test_components_of_replicas_that_share_a_device_have_no_implicit_transfer() -> None:
     strategy = shared_strategy(4, 2)
     value = strategy.distribute_values_from_function(lambda ctx: np.full(2, ctx.replica_id_in_sync_group))

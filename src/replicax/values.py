@@ -141,9 +141,11 @@ class PerReplica:
         if self._values is None:
             match self.form:
                 case Stacked(array):
-                    self._values = tuple(x[0] for x in components_in(array).values())
+                    with _jax.outside_tracing():  # they are kept
+                        self._values = tuple(x[0] for x in components_in(array).values())
                 case Ragged(array, shapes):
-                    self._values = tuple(_start_of(x, shapes[i]) for i, x in components_in(array).items())
+                    with _jax.outside_tracing():
+                        self._values = tuple(_start_of(x, shapes[i]) for i, x in components_in(array).items())
                 case Components(values):
                     self._values = values
                 case Local():
@@ -182,9 +184,9 @@ class PerReplica:
             return self.values
         if self._real is None:
             rows = [np.flatnonzero(self.mask.host[i]) for i in self.replicas]
-            self._real = tuple(
-                jax.numpy.take(jax.numpy.asarray(v), r, axis=self.dim) for v, r in zip(self.values, rows, strict=True)
-            )
+            pairs = list(zip(self.values, rows, strict=True))
+            with _jax.outside_tracing():
+                self._real = tuple(jax.numpy.take(jax.numpy.asarray(v), r, axis=self.dim) for v, r in pairs)
             for component in self._real:
                 _containers[id(component)] = self
         return self._real
