@@ -310,19 +310,28 @@ def test_a_nan_names_its_line_and_leaves_variables_as_they_were(strategy) -> Non
     assert float(w) == pytest.approx(2)
 
 
-@pytest.mark.parametrize(("given", "problem"), [("{x:d}", "format code 'd'"), ("{v:.2f}", "unsupported format string")])
-def test_a_print_whose_format_is_wrong_fails_before_anything_runs(pair, given, problem) -> None:
+@pytest.mark.parametrize(
+    ("given", "ordered", "problem"),
+    [
+        ("{x:d}", False, "format code 'd'"),
+        ("{v:.2f}", False, "unsupported format string"),
+        ("{x}", True, "this program is for 2. Leave out ordered=True"),
+    ],
+)
+def test_a_print_that_is_wrong_fails_before_anything_runs(pair, given, ordered, problem) -> None:
     with pair.scope():
         w = replicax.Variable(1.0, name="w")
 
-    def step(x, format):
-        jax.debug.print(format, x=x, v=x * jnp.ones(2), skip_format_check=True)
+    def step(x, format, ordered):
+        jax.debug.print(format, x=x, v=x * jnp.ones(2), ordered=ordered, skip_format_check=True)
+        jax.debug.callback(lambda: None)
         w.assign_add(x)
 
     with pytest.raises((ValueError, TypeError), match=problem) as failed:
-        pair.run(step, args=(1.0, given))
-    assert re.search(r"jax.debug.print at .*test_launch.py:\d+ .*step", failed.value.__notes__[0])
-    pair.run(step, args=(1.0, "{x:.1f} {v} {x.sharding}"))
+        pair.run(step, args=(1.0, given, ordered))
+    said = " ".join([str(failed.value), *getattr(failed.value, "__notes__", ())])
+    assert re.search(r"jax.debug.print.* at .*test_launch.py:\d+ .*step", said)
+    pair.run(step, args=(1.0, "{x:.1f} {v} {x.sharding}", False))
     assert float(w) == 2.0
 
 

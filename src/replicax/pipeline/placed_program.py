@@ -65,7 +65,7 @@ class _Planner:
                     f"{use.describe()} is {where}, and can't be used by a step that assigns values to one logical "
                     "device each"
                 )
-        self.program, self.policy = program, policy_for(program)
+        self.program, self.policy = program, policy_for(program, mesh.shape[REPLICA_AXIS])
         self.without_constants = dataclasses.replace(program, constants=[])  # the plan has them
         self.mesh = mesh
         self.several = program.replicas > 1

@@ -17,7 +17,7 @@ from replicax._jax.internals import core as _core
 from replicax._jax.jaxprs.keys import program_digest
 from replicax._jax.jaxprs.source_lines import source_line
 from replicax._jax.jaxprs.types import ClosedJaxpr, Equation, Jaxpr, Literal, ShapedArray, shape_of
-from replicax._jax.primitive_families import PRINTS, UNRELIABLE, USERS_HOST_CALLS, WHILE_LOOPS
+from replicax._jax.primitive_families import HOST_CALLS, PRINTS, UNRELIABLE, USERS_HOST_CALLS, WHILE_LOOPS
 from replicax._jax.traces import current_trace, staging_trace
 from replicax.errors import UNKNOWN_LINE
 
@@ -96,9 +96,20 @@ def calls_back_in_loops(jaxpr: Jaxpr) -> bool:
     return contains(jaxpr, lambda e: e.primitive.name in WHILE_LOOPS and any(map(calls_back, sub_jaxprs(e))))
 
 
-def prints(jaxpr: Jaxpr) -> bool:
-    """Return whether a program prints (``jax.debug.print``); raise if a format does not fit what it prints."""
-    found = [e for e in equations_of(jaxpr) if e.primitive.name in PRINTS]
+def prints(jaxpr: Jaxpr, devices: int = 1) -> bool:
+    """Return whether a program prints (``jax.debug.print``).
+
+    Raises an error if a format does not fit what it prints, or if it prints in order on several devices.
+    """
+    calls = [e for e in equations_of(jaxpr) if e.primitive.name in HOST_CALLS]
+    for call in calls:
+        if devices > 1 and any(type(effect).__name__ == "OrderedDebugEffect" for effect in call.effects):
+            raise ValueError(
+                f"jax.debug.print, or callback, with ordered=True at {source_line(call)}: JAX keeps an order on one "
+                f"device only, and this program is for {devices}. Leave out ordered=True, or run the step inside "
+                "replicax.debug(), where replicas run one at a time."
+            )
+    found = [e for e in calls if e.primitive.name in PRINTS]
     for equation in found:
         _try_format(equation)
     return bool(found)

@@ -76,14 +76,14 @@ class LaunchPolicy:
     is_new: bool = True
 
 
-def policy_for(program: Program) -> LaunchPolicy:
-    """The launch policy of ``program``; raises if the format of a ``jax.debug.print`` is wrong.
+def policy_for(program: Program, devices: int) -> LaunchPolicy:
+    """The launch policy of ``program`` for so many devices; raises if a ``jax.debug.print`` is wrong.
 
     Such a print calls nothing of the user's, so it costs no memory. But each call waits for it.
     """
     fails_alone = _jax.calls_back(program.jaxpr) or _jax.looks_for_nans()
     may_fail = fails_alone or program.timeout is not None
-    waits = may_fail or _jax.prints(program.jaxpr)
+    waits = _jax.prints(program.jaxpr, devices) or may_fail
     return LaunchPolicy(donates=not may_fail, waits=waits, ends_together=fails_alone)
 
 
@@ -286,7 +286,7 @@ def replicate(program: Program, mesh: Mesh, steps: int | None = None) -> Executa
         return _each(lambda v, layout: wrapped(v, layout, per_device), last, layouts_out)
 
     repeatedly = run if steps is None else run_in_a_loop
-    policy = policy_for(program)
+    policy = policy_for(program, mesh.size)
     in_a_loop = steps is not None or per_device > 1 or in_order
     target = target_for(mesh, in_a_loop, in_pieces, in_order)
     rewriting = rewriting_for(program.jaxpr, mesh, target, policy.errors)
