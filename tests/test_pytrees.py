@@ -203,3 +203,51 @@ def test_keys_that_have_no_order(pair: replicax.Strategy) -> None:
 
     found = pair.run(step, args=(1.0,))
     assert {k: float(v) for k, v in found.items()} == {1: 1.0, "b": 2.0}
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Checked:
+    def __init__(self, w: Any) -> None:
+        self.w = jnp.asarray(w)
+        assert self.w.ndim == 2
+
+    def tree_flatten_with_keys(self) -> Any:
+        return ((jax.tree_util.GetAttrKey("w"), self.w),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: Any) -> Checked:
+        return cls(*parts)
+
+
+@jax.tree_util.register_pytree_node_class
+class StaticNumbers:
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def tree_flatten(self) -> Any:
+        is_static = [isinstance(part, int | float) for part in self.parts]
+        return [None if s else x for s, x in zip(is_static, self.parts, strict=True)], (is_static, self.parts[:1])
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, parts: Any) -> StaticNumbers:
+        return cls(*(n if s else x for s, n, x in zip(static[0], [*static[1], None], parts, strict=True)))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_classes_that_look_at_their_parts_are_arguments(strategy: replicax.Strategy, executor: str) -> None:
+    def step(x: Any, checked: Any, static: Any) -> Any:
+        n, w = static["of"].parts
+        return x + checked.w.sum() * n * w
+
+    x = strategy.distribute_values_from_function(lambda ctx: jnp.float32(ctx.replica_id_in_sync_group))
+    args = (x, Checked(jnp.ones((2, 3))), {"of": StaticNumbers(2, jnp.float32(1))})
+    found = strategy.run(step, args, options=replicax.RunOptions(executor))
+    assert [*map(float, strategy.local_results(found))] == [12.0 + i for i in range(strategy.num_replicas_in_sync)]
+
+
+def test_the_name_of_an_argument_beside_classes_that_look_at_their_parts(pair: replicax.Strategy) -> None:
+    def step(batch: Any) -> Any:
+        return int(batch["x"]) + batch["model"].w
+
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=r"depends on the argument batch\['x'\]\."):
+        pair.run(step, args=({"model": Checked(jnp.ones((2, 3))), "x": 1.0},))

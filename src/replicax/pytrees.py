@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -66,6 +67,28 @@ def register(leaf: Any) -> bool:
         if jax.tree_util.all_leaves([leaf]):  # no other thread has been faster
             _register(kind)
     return True
+
+
+def key_paths(tree: Any) -> list[tuple[Any, ...]]:
+    """The path of each leaf of a structure: the keys by which ``jax.tree_util`` finds it in a value.
+
+    To ask a class for its keys takes a value of it. Its parts are ``object()``, as where JAX needs such a value. A
+    class that computes with its parts, or looks at their shapes, can't have these: they are numbered.
+    """
+    data, children = tree.node_data(), tree.children()
+    if data is None:
+        return [()]
+    keys: list[tuple[Any, ...]] = []
+    with contextlib.suppress(Exception):
+        node = tree.from_node_data_and_children(jax.tree_util.default_registry, data, [_LEAF] * len(children))
+        value = node.unflatten([object() for _ in children])
+        keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
+    if len(keys) != len(children):
+        keys = [(jax.tree_util.FlattenedIndexKey(i),) for i in range(len(children))]
+    return [(*key, *path) for key, child in zip(keys, children, strict=True) for path in key_paths(child)]
+
+
+_LEAF: Any = jax.tree_util.tree_structure(0)
 
 
 class Contents:

@@ -20,7 +20,7 @@ from replicax.execution.tracing.function_key import ByKey
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey
 from replicax.locality import Locality, M, T
-from replicax.pytrees import is_leaf, register
+from replicax.pytrees import is_leaf, key_paths, register
 from replicax.values import ExampleMask, Local, PerReplica, Ragged, Stacked
 from replicax.variables import Variable
 
@@ -194,7 +194,8 @@ class Arguments:
 
     def paths(self) -> list[str]:
         """The path of each traced argument: ``args[0]['x']``."""
-        return [path_of(self._tree, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
+        paths = key_paths(self._tree)
+        return [_shown(paths, i) for i, key in enumerate(self.key[1]) if key[0] is not _STATIC]
 
     def rebuild(self) -> Callable[[Sequence[Any]], tuple[Any, Any]]:
         """A function from the traced values to ``(args, kwargs)``, which keeps no array alive."""
@@ -294,10 +295,13 @@ def _fits(present: jax.sharding.Sharding, wanted: NamedSharding, ndim: int) -> b
 
 def path_of(tree: Any, position: int) -> str:
     """``args[0]['x']``: the path in ``(args, kwargs)`` of the leaf at ``position``."""
-    if position >= tree.num_leaves:
+    return _shown(key_paths(tree), position)
+
+
+def _shown(paths: Sequence[tuple[Any, ...]], position: int) -> str:
+    if position >= len(paths):
         return "the mask of the padded batch"
-    paths = jax.tree_util.tree_flatten_with_path(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
-    first, *rest = paths[position][0]
+    first, *rest = paths[position]
     return ("args" if first.idx == 0 else "kwargs") + jax.tree_util.keystr(tuple(rest))
 
 

@@ -25,7 +25,7 @@ from replicax.indexed_slices import is_slices
 from replicax.loop.step_metrics import number_name
 from replicax.loop.step_objects import is_whole
 from replicax.loop.wrapped_steps.accumulated_gradients import check_loss, makes_share, used_too_early
-from replicax.pytrees import registered
+from replicax.pytrees import key_paths, registered
 from replicax.training.step_hooks import update_hook, using
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables import Variable
@@ -153,8 +153,7 @@ class AccumulatedStep(Wrapper):
 
     def are_means(self, tree: Any) -> tuple[list[str], list[bool]]:
         """The names of the numbers that the step returns, and whether each is averaged over the micro-batches."""
-        paths = jax.tree_util.tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))[0]
-        names = [number_name(path) for path, _ in paths]
+        names = [number_name(path) for path in key_paths(tree)]
         return names, [self._mean if isinstance(self._mean, bool) else name in self._mean for name in names]
 
 
