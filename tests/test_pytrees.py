@@ -251,3 +251,23 @@ def test_the_name_of_an_argument_beside_classes_that_look_at_their_parts(pair: r
 
     with pytest.raises(jax.errors.ConcretizationTypeError, match=r"depends on the argument batch\['x'\]\."):
         pair.run(step, args=({"model": Checked(jnp.ones((2, 3))), "x": 1.0},))
+
+
+def test_a_class_that_looks_at_its_parts_is_no_result_that_differs(strategy: replicax.Strategy) -> None:
+    def step(x: Any) -> Any:
+        return Checked(x)
+
+    assert strategy.run(step, args=(jnp.ones((2, 3)),)).w.shape == (2, 3)
+    value = jnp.ones((2 * strategy.num_replicas_in_sync, 3))
+    [batch] = strategy.distribute_dataset([value])
+    if strategy.num_replicas_in_sync == 1:
+        assert strategy.run(step, args=(batch,)).w.shape == (2, 3)
+        return
+    for call in (
+        lambda: strategy.run(step, args=(batch,)),
+        lambda: next(iter(strategy.distribute_dataset([Checked(value)]))),
+        lambda: strategy.distribute_values_from_function(lambda ctx: Checked(value)),
+    ):
+        with pytest.raises(replicax.errors.LocalityError) as caught:
+            call()
+        assert "Pass and return its arrays" in caught.value.__notes__[0]

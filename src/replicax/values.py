@@ -407,7 +407,27 @@ def regroup(
         else PerReplica(Components(tuple(leaves), replicas, count))
         for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
-    return jax.tree_util.tree_unflatten(treedef, merged)
+    return rebuilt(treedef, merged)
+
+
+def rebuilt(tree: Any, leaves: Sequence[Any]) -> Any:
+    """The pytree of these leaves, of which some may be ``PerReplica``: the error of a class that wants arrays says so.
+
+    Part of each call of a step that is known.
+    """
+    try:
+        return tree.unflatten(leaves)
+    except Exception as error:
+        if any(type(leaf) is PerReplica for leaf in leaves):
+            error.add_note(_WANTS_ARRAYS)
+        raise
+
+
+_WANTS_ARRAYS = (
+    "A pytree class was rebuilt here around PerReplica values, and took them for arrays. Pass and return its arrays in "
+    "a tuple or dict, and make the object of them inside the step; or let the class, when it is rebuilt, take whatever "
+    "it is given (no __init__, no checks), as JAX asks, too."
+)
 
 
 def unwrap(tree: Any, replica: int) -> Any:

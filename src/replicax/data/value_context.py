@@ -13,7 +13,7 @@ from jax.tree_util import keystr
 from replicax.argument_checks import as_integer, checked_integer
 from replicax.execution.replica_values import place_components, type_of_component
 from replicax.user_functions import checked_result
-from replicax.values import regroup
+from replicax.values import rebuilt, regroup
 from replicax.workers.replicas import Replicas
 
 
@@ -76,4 +76,4 @@ def values_from_function(value_fn: Callable[[ValueContext], Any], replicas: Repl
             )
     everyones = [list(itertools.chain(*column)) for column in zip(*(k for _, k in theirs), strict=True)]
     placed = [place_components(leaf.values, replicas, k) for leaf, k in zip(leaves, everyones, strict=True)]
-    return jax.tree_util.tree_unflatten(tree, placed)
+    return rebuilt(tree, placed)

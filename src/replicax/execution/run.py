@@ -27,7 +27,7 @@ from replicax.locality import T
 from replicax.name_hints import with_hints
 from replicax.system import registry
 from replicax.user_functions import checked_args, checked_function, checked_kwargs
-from replicax.values import ExampleMask, PerReplica, Ragged, Stacked
+from replicax.values import ExampleMask, PerReplica, Ragged, Stacked, rebuilt
 from replicax.variables.store import Creations
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
@@ -78,7 +78,7 @@ class Dispatch:
                 leaves.append(PerReplica(Stacked(array), scale=scales[index] if scales else None))
             else:
                 leaves.append(array)
-        return jax.tree_util.tree_unflatten(program.result_tree, leaves)
+        return rebuilt(program.result_tree, leaves)
 
     @property
     def is_current(self) -> bool:

@@ -23,7 +23,7 @@ from replicax.padding.example_places import Place, joined
 from replicax.padding.questions import dim_of_examples
 from replicax.per_replica.replica_store import PerReplicaStore, local_value
 from replicax.pytrees import are_equal, is_leaf, registered
-from replicax.values import Components, ExampleMask, PerReplica
+from replicax.values import Components, ExampleMask, PerReplica, rebuilt
 from replicax.variables.collection import VariableCollection, check_all_read
 from replicax.variables.layout import Mirrored
 from replicax.variables.variable import Variable
@@ -131,7 +131,7 @@ def merged(returned: Sequence[Any], everyone: Sequence[Outcome], replicas: Repli
         padded, dim = (False, None) if mask is None else _where_examples_are(all_, mask.host.shape[1])
         value = _per_replica_value(mine, all_, replicas) if padded else _merged_leaf(mine, all_, replicas)
         results.append(PerReplica(value.form, mask, dim) if padded else value)
-    return jax.tree_util.tree_unflatten(flat[0][1], results)
+    return rebuilt(flat[0][1], results)
 
 
 def _merged_leaf(mine: Sequence[Any], everyones: Sequence[_Leaf], replicas: Replicas) -> Any:

@@ -14,7 +14,7 @@ from replicax.devices.arrays import put
 from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.many_steps.element_groups import ElementGroup
 from replicax.execution.replica_values import example_mask, largest_of
-from replicax.values import PerReplica, Ragged, Stacked, padded
+from replicax.values import PerReplica, Ragged, Stacked, padded, rebuilt
 from replicax.workers.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def placed(element: HostBatch, replicas: Replicas) -> Any:
         stacks = [_with_room(column, largest_of(s)) for column, s in zip(element.columns, shapes, strict=True)]
         for array, each in zip(_place_stacks(stacks, replicas), shapes, strict=True):
             leaves.append(PerReplica(Ragged(array, each) if len(set(each)) > 1 else Stacked(array)))
-    return jax.tree_util.tree_unflatten(element.tree, leaves)
+    return rebuilt(element.tree, leaves)
 
 
 def _placed_group(group: BatchGroup, replicas: Replicas) -> ElementGroup:

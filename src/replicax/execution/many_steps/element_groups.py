@@ -18,7 +18,7 @@ from replicax.devices.mesh import mirrored_sharding, per_replica_sharding
 from replicax.execution.replica_values import example_mask
 from replicax.execution.tracing.arguments import Arguments
 from replicax.pytrees import is_leaf, registered
-from replicax.values import ExampleMask, PerReplica, Stacked
+from replicax.values import ExampleMask, PerReplica, Stacked, rebuilt
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class ElementGroup:
 
 
 def _element_of(tree: Any, bare: bool, arrays: Iterable[Any], mask: ExampleMask | None) -> Any:
-    return jax.tree_util.tree_unflatten(tree, arrays if bare else [PerReplica(Stacked(a), mask) for a in arrays])
+    return rebuilt(tree, list(arrays) if bare else [PerReplica(Stacked(a), mask) for a in arrays])
 
 
 @functools.lru_cache(maxsize=256)  # asked for at every call

@@ -16,7 +16,7 @@ from replicax.devices.mesh import REPLICA_AXIS
 from replicax.execution.program.marks import asks_p
 from replicax.pytrees import is_leaf, registered
 from replicax.system import registry
-from replicax.values import Local, PerReplica
+from replicax.values import Local, PerReplica, rebuilt
 
 
 class SpmdCommunicator:
@@ -93,7 +93,7 @@ def merge_here(
     if count > 1 or communicator.examples is not None:
         leaves, tree = jax.tree_util.tree_flatten(registered((args, kwargs)), is_leaf=is_leaf)
         wrapped = [PerReplica(Local(x, communicator)) if c else x for x, c in zip(leaves, computed, strict=True)]
-        args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
+        args, kwargs = rebuilt(tree, wrapped)
     return own_components(registered(fn(*args, **kwargs)))
 
 
