@@ -202,7 +202,13 @@ def test_a_mutable_array_carries_over_the_turns_of_a_loop(pair) -> None:
 
 def test_what_is_no_function_of_its_operands(pair) -> None:
     assert localities(pair, lambda x: lax.rng_uniform(ZERO, ONE, (2,))) == "T"
-    assert localities(pair, lambda x: lax.empty((2,), jnp.float32)) == "T"
+
+
+def test_memory_that_is_overwritten_is_the_same_if_the_values_are(pair) -> None:
+    def ranks(v):
+        return lax.empty((2,), jnp.int32).at[jnp.argsort(v)].set(jnp.arange(2))
+
+    assert localities(pair, lambda x, m: (ranks(x + jnp.ones(2)), ranks(m * jnp.ones(2))), ONE) == "TM"
 
 
 def test_branches_that_keep_different_values_for_their_derivatives(pair) -> None:

@@ -161,8 +161,8 @@ USERS_HOST_CALLS = HOST_CALLS - PRINTS
 UNRELIABLE = primitives_with("replicas", "own")
 """Their results are no functions of their operands.
 
-Each device asks the host, its own generator or uninitialised memory, and gets what it gets. (What is called
-"empty2" is zeros: JAX fills in with it what one branch needs to keep for its derivative, and another has not.)
+Each device asks the host or its own generator, and gets what it gets. (Uninitialised memory counts as the same on all:
+``jnp.empty`` and JAX's own functions, such as ``rankdata``, overwrite all of it, and its content means nothing.)
 """
 
 UNBATCHED = primitives_named("ragged_dot_general rng_bit_generator")

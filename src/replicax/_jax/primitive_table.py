@@ -67,7 +67,7 @@ dot_general: dimension_numbers out_sharding precision preferred_element_type | e
 dynamic_slice: slice_sizes | examples part | terms first | also moving cutting
 dynamic_update_slice: | examples part | terms together
 eigh: algorithm lower sort_eigenvalues subset_by_index | examples matrices
-empty: dtype out_sharding shape | replicas own
+empty: dtype out_sharding shape
 empty2: dtype memory_space
 empty_ref: memory_space ty | examples reference
 ffi_call: attributes custom_call_api_version has_side_effect input_layouts input_output_aliases
