@@ -103,6 +103,20 @@ def test_asking_for_a_value(pair, step, args, kwargs, error, where, instead) -> 
     assert not replicax.has_strategy()
 
 
+def test_printing_in_order_is_for_one_device(strategy, capfd) -> None:
+    def step(x):
+        return jax.lax.fori_loop(0, 2, lambda i, x: (jax.debug.print("{}", i, ordered=True), x)[1], x)
+
+    if strategy.num_replicas_in_sync > 1:
+        with pytest.raises(
+            ValueError, match=r"'step' at .*test_step_errors.py.* ordered=True, .*: leave ordered=True o"
+        ):
+            strategy.run(step, args=(X,))
+        return
+    strategy.run(step, args=(X,))
+    assert capfd.readouterr().out == "0\n1\n"
+
+
 def test_asking_for_the_value_of_a_variable(pair, w) -> None:
     def step():
         w.assign(w + 1)

@@ -58,6 +58,7 @@ from replicax._jax.jaxprs.programs import (
     leaked_tracer,
     map_jaxprs,
     opened,
+    ordered_print,
     prints,
     program_of,
     pruned_fn,

@@ -128,6 +128,12 @@ def _try_format(equation: Equation) -> None:
         raise
 
 
+def ordered_print(jaxpr: Jaxpr) -> Equation | None:
+    """The first equation that prints in the program's order, or so calls by ``jax.debug.callback``."""
+    ordered = (e for e in equations_of(jaxpr) if any(type(x).__name__ == "OrderedDebugEffect" for x in e.effects))
+    return next((e for e in ordered if e.primitive.name in HOST_CALLS), None)
+
+
 def has_side_effects(equation: Equation) -> bool:
     """Return whether an equation does something besides computing its results (prints, calls back, …)."""
     return any(type(effect).__name__ != _OF_AXES for effect in equation.effects)
