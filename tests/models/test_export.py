@@ -107,9 +107,10 @@ def test_a_random_key_as_an_argument(tmp_path: pathlib.Path) -> None:
 
 def test_several_arguments_and_a_fixed_batch(tmp_path: pathlib.Path) -> None:
     spec = jax.ShapeDtypeStruct((2, 3), np.float32), np.zeros(2, np.int32)
-    exported = replicax.models.export(lambda x, n: [x * 2.0, n], spec, tmp_path / "model.bin")
-    doubled, counts = exported.call(np.ones((2, 3), np.float32), np.arange(2, dtype=np.int32))
-    assert (float(doubled.sum()), counts.tolist()) == (12.0, [0, 1])
+    step = replicax.Variable(7)
+    exported = replicax.models.export(lambda x, n: [x * 2.0, n, step], spec, tmp_path / "model.bin")
+    doubled, counts, at = exported.call(np.ones((2, 3), np.float32), np.arange(2, dtype=np.int32))
+    assert (float(doubled.sum()), counts.tolist(), int(at)) == (12.0, [0, 1], 7)
     with pytest.raises(ValueError, match="[Ss]hape"):
         exported.call(np.ones((3, 3), np.float32), np.arange(3, dtype=np.int32))
     spec = (*spec, jax.ShapeDtypeStruct((), np.float64))  # a number has no rows, and JAX no 64 bits
@@ -133,7 +134,9 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 
     with pytest.raises(replicax.errors.TraceError, match="assigns variable 'v'.*changes nothing"):
         export(lambda x: v.assign(2.0))
-    with pytest.raises(replicax.errors.TraceError, match="reads the copies of variable .own.*: an exported step has"):
+    with pytest.raises(
+        replicax.errors.TraceError, match="reads variable .own.*one replica: read it before, value = var"
+    ):
         export(lambda x: x * own.strategy.local_results(own)[0])
     with pytest.raises(replicax.errors.TraceError, match="creates a variable"):
         export(lambda x: x * replicax.Variable(1.0))

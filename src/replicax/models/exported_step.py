@@ -87,8 +87,8 @@ def export(
     def predict(*batch: Any) -> Any:
         with use_store(store):
             returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
-        leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
-        return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
+            leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
+            return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
     with jax.disable_jit(False):
         exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
@@ -123,7 +123,10 @@ class _Weights(ConcreteStore):
         )
 
     def copies(self, variable: Variable) -> PerReplica:
-        raise TraceError(f"{self.name} reads the copies of {variable.describe()}: an exported step has one replica")
+        raise TraceError(
+            f"{self.name} reads {variable.describe()}, which has a copy on each replica, and an exported step has one "
+            "replica: read it before, value = variable.numpy(), and let the step use that value"
+        )
 
 
 def _specs(spec: Any, any_batch: bool) -> list[Any]:
