@@ -207,15 +207,6 @@ def test_a_list_that_reads_its_batches_when_it_is_asked_reads_none_before_a_pass
     assert sum(batch.sum() for batch in dataset) == 12
 
 
-def test_an_earlier_state_of_an_endless_dataset_has_no_number_of_its_examples() -> None:
-    first, second = (Run(lambda context: grain.MapDataset.range(6).repeat().batch(4)) for _ in range(2))
-    first.steps(1)
-    state = first.state()
-    del state["streams"][0]["of"]["examples of an epoch"]
-    second.restore(state)
-    assert second.seen(2) == first.seen(2)
-
-
 def test_dropping_goes_by_the_size_of_this_datasets_batches() -> None:
     options = InputOptions(partial_batch="drop")
     first = Run(lambda context: batches_of(4), 1, 2, options)

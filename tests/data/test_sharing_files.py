@@ -191,30 +191,6 @@ def test_files_may_lie_in_other_directories_on_each_worker_and_later(tmp_path, p
         assert seen + later.seen() == collections.Counter(range(16))
 
 
-def test_states_of_earlier_versions_have_the_paths_of_files(folders) -> None:
-    files = folders("txt", [4, 4, 4])
-
-    def with_paths(state):
-        """A state with the paths of files in all lists of them, and where records are to be skipped."""
-        text = re.sub(r'(?<!: )"(\d+\.txt)"', rf'"{files[0].parent}/\1"', json.dumps(state))
-        assert str(files[2]) in text
-        return json.loads(text)
-
-    def run(workers):
-        return Run(lambda context: replicax.data.text_lines(files).map(number).batch(4), workers)
-
-    first, second = run(1), run(2)
-    seen = first.seen(1)
-    second.restore(with_paths(first.state()))
-    seen += second.seen(1)
-    state = with_paths(second.state())
-    assert any(part["skip"] for stream in state["streams"] for part in stream["parts"])
-    for workers in (1, 2, 3):
-        last = run(workers)
-        last.restore(state)
-        assert seen + last.seen() == collections.Counter(range(12))
-
-
 def test_of_records_that_are_batches_several_workers_leave_a_rest_that_others_can_not_take_over(folders) -> None:
     files = folders("txt", [4, 4, 4, 4])
     one, two = (

@@ -93,13 +93,12 @@ def _check_same_dataset(pipeline: InputPipeline, streams: list[State], policy: s
     for worker, stream in enumerate(streams):
         if policy == "off" and worker != pipeline.workers.index:
             continue  # each worker has a dataset of its own
-        known = {key: value for key, value in stream["of"].items() if value is not None}  # earlier versions saved less
-        if any(
-            key not in reading.known_by or reading.known_by[key] not in (value, None) for key, value in known.items()
+        of, here = stream["of"], reading.known_by
+        if of.keys() != here.keys() or any(
+            value != here[key] and None not in (value, here[key]) for key, value in of.items()
         ):
             raise ValueError(
-                f"this is the state of another dataset: the saved one is known by {stream['of']}, this one by "
-                f"{reading.known_by}"
+                f"this is the state of another dataset: the saved one is known by {of}, this one by {here}"
             )
         files = {file for part in stream["parts"] or () for file in part["files"] or ()}
         if unknown := sorted(files.difference(reading.path_of)):

@@ -79,8 +79,8 @@ class Reading(abc.ABC):
 
     @functools.cached_property
     def path_of(self) -> dict[str, str]:
-        """The path of each file by its name in states, and by itself: earlier versions saved paths."""
-        return {name: path for path, own in self.name_of.items() for name in (own, path)}
+        """The path of each file by its name in states."""
+        return {name: path for path, name in self.name_of.items()}
 
     @abc.abstractmethod
     def fresh(self, files: Sequence[str] | None, rows: int | None) -> State:
