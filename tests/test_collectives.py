@@ -374,7 +374,7 @@ def test_local_results_of_a_nest_has_an_entry_for_each_replica(pair) -> None:
 
 def test_gather_of_what_does_not_fit(pair) -> None:
     x = pair.distribute_values_from_function(lambda ctx: jnp.ones((1, 2 + ctx.replica_id_in_sync_group)))
-    with pytest.raises(ValueError, match=r"may differ in dim 0 only, but have shapes \[\(1, 2\), \(1, 3\)\]"):
+    with pytest.raises(ValueError, match=r"may differ in dim 0 only, but have .*\(1, 3\)\]: join them along dim 1"):
         pair.gather(x, axis=0)
     assert pair.gather(x, axis=-1).shape == (1, 5)
     kinds = per_replica(pair, lambda i: np.full((1, 2 + i), 1 + i, [np.float32, np.int32][i]))

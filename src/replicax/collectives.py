@@ -311,7 +311,10 @@ def check_other_dims(shapes: Sequence[tuple[int, ...]], axis: int, what: str) ->
     """Raise a ValueError if arrays of these shapes, ``what``, can't be concatenated along ``axis``."""
     others = [(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes]
     if any(other != others[0] for other in others):
-        raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}")
+        sizes = zip(*shapes, strict=True) if len(set(map(len, shapes))) == 1 else ()
+        differing = [dim for dim, its in enumerate(sizes) if len(set(its)) > 1]
+        hint = f": join them along dim {differing[0]}" if len(differing) == 1 else ""
+        raise ValueError(f"{what} may differ in dim {axis} only, but have shapes {list(shapes)}{hint}")
 
 
 def summable(array: jax.Array, op: ReduceOp = ReduceOp.SUM) -> jax.Array:

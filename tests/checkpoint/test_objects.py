@@ -227,6 +227,10 @@ def test_what_cannot_be_saved_is_named() -> None:
         ({"x": np.longdouble(1)}, f"model/x is a NumPy array of dtype {np.dtype(np.longdouble)}"),
         ({"x": np.ma.masked_array([1.0], [True])}, "model/x is a masked array, whose mask would be lost"),
         ({"x": np.array([object()])}, "model/x is a NumPy array of dtype object"),
+        (
+            types.SimpleNamespace(variables={"a": replicax.Variable(1.0), "b": [np.ones(2)]}),
+            r"; of an object all variables have .*, but its variables\['b'\]\[0\] is a NumPy array of dtype float64",
+        ),
         (dataset, r"model is of the class .*DistributedDataset.*save the iterator, iter\(dataset\)"),
         (
             iter([1, 2]),

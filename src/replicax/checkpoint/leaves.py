@@ -224,15 +224,21 @@ def _same_layout(leaf: Any, before: Any) -> bool:
 
 def has_variables(value: Any) -> bool:
     """Return whether ``value`` is a metric, or another object that lists its variables, all of them Replicax's."""
+    listed = _listed_in(value)
+    return listed is not None and all(isinstance(v, Variable) for _, v in listed)
+
+
+def _listed_in(value: Any) -> list[tuple[Any, Any]] | None:
+    """What an object lists as its variables, with paths; ``None`` if it is none that does."""
     if isinstance(value, Variable):
-        return False
+        return None
     try:
         variables = getattr(value, "variables", None)
     except Exception:  # a property that has no value now: Flax Linen's modules have variables only inside of apply
-        return False
+        return None
     if not isinstance(variables, Mapping):
-        return False
-    return all(isinstance(v, Variable) for v in jax.tree_util.tree_leaves(registered(variables), is_leaf=is_leaf))
+        return None
+    return jax.tree_util.tree_leaves_with_path(registered(variables), is_leaf=is_leaf)
 
 
 def _is_function(value: Any) -> bool:
@@ -279,6 +285,12 @@ def _description(value: Any) -> str:
 
 
 def _hint(value: Any) -> str:
+    listed = _listed_in(value) or []
+    others = [(path, other) for path, other in listed if not isinstance(other, Variable)]
+    if others and len(others) < len(listed):
+        path, other = others[0]
+        where = "variables" + jax.tree_util.keystr(path)
+        return f"; of an object all variables have to be Replicax's, but its {where} is {_description(other)}"
     if isinstance(value, Strategy):
         return "; of a strategy save the variables that were made in its scope, each model or variable by a name"
     if isinstance(value, DistributedDataset):
