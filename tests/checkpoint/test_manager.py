@@ -235,11 +235,13 @@ def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -
 
 
 def test_a_folder_that_is_deleted_during_a_run_gets_its_id_again(checkpoint, tmp_path) -> None:
-    with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1) as manager:
-        manager.save(1)
+    with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1, best=("loss", "min")) as manager:
+        manager.save(3, {"loss": 1.0})
         manager.wait()
         shutil.rmtree(tmp_path / "run")
-        manager.save(2)
+        assert (manager.steps, manager.latest_step, manager.best_step) == ((), None, None)
+        assert manager.restore_latest() is None
+        manager.save(2, {"loss": 1.0})
     with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1) as manager:
         assert manager.restore_latest() == 2
         manager.save(3)

@@ -120,7 +120,7 @@ class CheckpointManager(NameHints):
     @property
     def latest_step(self) -> int | None:
         """The newest step with a complete checkpoint."""
-        return max(self._steps, default=None)
+        return max(self.steps, default=None)
 
     @property
     def best(self) -> Best | None:
@@ -130,7 +130,7 @@ class CheckpointManager(NameHints):
     @property
     def best_step(self) -> int | None:
         """The latest step with the best metric; ``None`` without ``best``, or if no step was saved with it."""
-        return best_of(self._steps, self._best)
+        return best_of({step: self._steps[step] for step in self.steps}, self._best)
 
     def save(self, step: int, metrics: Mapping[str, Any] | None = None, force: bool = False) -> bool:
         """Save if a save is due.
@@ -161,7 +161,7 @@ class CheckpointManager(NameHints):
     def _save(self, step: int, metrics: dict[str, float]) -> None:
         """Save; ``replicax.train`` has no metrics at a step without an evaluation."""
         self.checkpoint.wait()
-        latest = self.latest_step
+        latest = max(self._steps, default=None)  # the same on all workers
         if latest is not None and step <= latest:
             what = "there is a checkpoint of this step" if step in self._steps else f"the latest is of step {latest}"
             raise ValueError(
@@ -214,6 +214,7 @@ class CheckpointManager(NameHints):
         for name in unfinished[:_MOST_LINES]:
             log.warning("%s was never finished, and there is no other: the run begins", name)
         _log_more(len(unfinished), "were never finished")
+        self._steps = {}
         return None
 
     @heartbeat.phase(Phase.RESTORING)
@@ -282,6 +283,10 @@ class CheckpointManager(NameHints):
                 f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
             )
         return numbers
+
+    def _best_saved(self) -> int | None:
+        """``best_step``, even if its checkpoint was deleted since, for ``replicax.train``: all workers agree on it."""
+        return best_of(self._steps, self._best)
 
     def _metrics_of(self, step: int) -> dict[str, float]:
         """The metrics of a checkpoint that was restored, with those that were added later; for ``replicax.train``."""

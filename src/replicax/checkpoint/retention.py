@@ -72,11 +72,17 @@ class Folder:
 
     def steps(self) -> list[int]:
         """The steps with a checkpoint, even a damaged one; the newest last."""
-        return sorted(int(found[1]) for name in os.listdir(self.path) if (found := _NAME.fullmatch(name)))
+        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
 
     def unfinished(self) -> list[str]:
         """The names of the remains of interrupted saves."""
-        return sorted(n for n in os.listdir(self.path) if UNFINISHED in n and _NAME.fullmatch(n.split(UNFINISHED)[0]))
+        return sorted(n for n in self._names() if UNFINISHED in n and _NAME.fullmatch(n.split(UNFINISHED)[0]))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)
+        except FileNotFoundError:  # it was deleted
+            return []
 
     def complete(self) -> dict[int, dict[str, float]]:
         """The metrics of each step whose checkpoint has all its files; does not read their bytes."""

@@ -165,7 +165,7 @@ class SavedRuns:
     def restore_best(self) -> int | None:
         """Go back to the checkpoint with the best evaluation; returns its step, ``None`` if that is the newest."""
         assert self._manager is not None
-        best = self._manager.best_step
+        best = self._manager._best_saved()
         if best is None or best == self._at:
             return None
         self._manager.restore(best)
