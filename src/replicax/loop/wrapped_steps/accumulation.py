@@ -91,7 +91,7 @@ class AccumulatedStep(Wrapper):
         super().__init__(fn, parts, mean)
         self._parts = parts
         self._mean = mean
-        self._rows = (1, 1)  # of the last batch that it was traced for: those of a replica, without and with padding
+        self._rows = (0, 0)  # the most that it was traced for, of a replica's batch: without and with padding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         replica = context.current_replica()
@@ -104,7 +104,7 @@ class AccumulatedStep(Wrapper):
         objects, adapter, call_with = objects_in(self.fn, args, kwargs)
         parts = None if adapter is None else adapter.parts(objects)
         batch = _Batch((args, kwargs), self._parts, communicator, self.__name__)
-        self._rows = batch.length, batch.masks.size
+        self._rows = max(self._rows, (batch.length, batch.masks.size))
         outer, hook = current_store(), update_hook.get()
         run = _Run(self, outer, batch, communicator, parts, call_with)
         with _jax.kept_programs():
