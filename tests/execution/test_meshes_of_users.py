@@ -102,6 +102,68 @@ def test_a_mesh_that_is_set_is_not_that_of_steps_nor_of_what_is_shown(executor: 
         assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
 
 
+class Called:
+    """What public calls need, under one strategy."""
+
+    def __init__(self) -> None:
+        self.s = strategy = replicax.MirroredStrategy(DEVICES)
+        with strategy.scope():
+            self.v = replicax.Variable(jnp.ones(4), name="v")
+            self.seen = replicax.Variable(jnp.ones(4), name="seen", synchronization="on_read", aggregation="sum")
+            self.optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+        self.x = strategy.distribute_values_from_function(lambda ctx: ONES * ctx.replica_id_in_sync_group)
+
+    def data(self) -> Any:
+        return self.s.distribute_dataset([X[:8]] * 2)
+
+    def apply(self) -> Any:
+        self.optimizer.apply_gradients([(ONES, self.v)], aggregate=False)
+        return self.v.value
+
+    def steps(self) -> Any:
+        step = lambda ctx, x: ctx.set_last_step_output("sum", x.sum(), "sum")  # noqa: E731
+        return self.s.run_steps(step, iter(self.data()), 2).last_step_outputs
+
+    def train(self) -> Any:
+        step = lambda x: replicax.compute_average_loss(x.sum(-1))  # noqa: E731
+        return replicax.train(step, self.data(), 2, progress=False).numbers["loss"]
+
+
+ONES = np.ones(4, np.float32)
+PUBLIC_CALLS: dict[str, Callable[[Called], Any]] = {
+    "apply_gradients": Called.apply,
+    "value_and_grad": lambda c: replicax.value_and_grad(lambda: (c.v * c.v).sum(), [c.v])(),
+    "run_steps": Called.steps,
+    "reduce": lambda c: c.s.reduce("sum", c.x),
+    "gather": lambda c: c.s.gather(c.x, 0),
+    "local_results": lambda c: c.s.local_results(c.x),
+    "read_var": lambda c: c.s.extended.read_var(c.seen),
+    "call_for_each_replica": lambda c: c.s.extended.call_for_each_replica(lambda x: x + 1, args=(c.v,)),
+    "trace": lambda c: str(c.s.extended.trace(lambda x: x * 2, (c.x,)).collectives()),
+    "reduce_to": lambda c: c.s.extended.reduce_to("sum", c.x, c.v),
+    "batch_reduce_to": lambda c: c.s.extended.batch_reduce_to("mean", [(c.x, c.v)]),
+    "broadcast_to": lambda c: c.s.extended.broadcast_to(2.0),
+    "update": lambda c: c.s.extended.update(c.v, lambda v, a: v.assign(a), (3 * ONES,)),
+    "update_non_slot": lambda c: c.s.extended.update_non_slot(c.s.extended.non_slot_devices([c.v]), lambda: 1.0),
+    "an operator": lambda c: c.v + ONES,
+    "read_value": lambda c: [c.v.value, c.seen.value, repr(c.v)],
+    "as_variables": lambda c: replicax.as_variables({"v": ONES})["v"].numpy(),
+    "assign": lambda c: replicax.assign({"v": c.v}, {"v": 2 * ONES}) or c.v.numpy(),
+    "an iterator": lambda c: [c.s.gather(x, 0) for x in c.data()],
+    "train": Called.train,
+}
+
+
+@pytest.mark.parametrize("call", PUBLIC_CALLS)
+def test_a_mesh_that_is_set_is_left_as_it_was(call: str) -> None:
+    expected, mesh = PUBLIC_CALLS[call](Called()), mesh_of("Explicit", "Auto")
+    called = Called()
+    with jax.set_mesh(mesh):
+        found = PUBLIC_CALLS[call](called)
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    assert repr(jax.tree.map(np.asarray, found)) == repr(jax.tree.map(np.asarray, expected))
+
+
 def test_a_plan_is_the_same_under_a_mesh_that_is_set() -> None:
     strategy = replicax.MirroredStrategy(DEVICES)
     with strategy.scope():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jaxlib.version
@@ -62,6 +63,18 @@ def test_one_of_two() -> None:
 def test_there_is_no_gpu() -> None:
     with pytest.raises(RuntimeError, match=r"there is no GPU: JAX has cpu:0.*topology='h100:8'.*emulate='1x8'"):
         GPUClusterResolver()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no plugin"), AssertionError()])
+def test_no_devices_at_all(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def fails(platform: str | None = None) -> Any:
+        raise failure
+
+    monkeypatch.setattr(jax, "devices", fails)
+    said = rf"there is no GPU: JAX has no devices for jax_platforms='cpu' \({type(failure).__name__}.*emulate='1x8'"
+    with pytest.raises(RuntimeError, match=said):
+        GPUClusterResolver()
+    assert GPUClusterResolver(emulate="2x4").devices.shape == (2, 4)  # as after a jax.devices() that failed
 
 
 def test_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from replicax import _jax
 from replicax.cluster.resolver import ClusterResolver
 from replicax.devices.selection import use_cpu_devices
+from replicax.errors import described
 
 JOB = "worker"
 """The job of the processes that drive accelerators."""
@@ -76,9 +77,19 @@ def attached_devices(platform: str, to_do: str) -> list[jax.Device]:
     """The devices of a platform that JAX drives; if there are none, the message of the error ends with ``to_do``."""
     try:
         return list(jax.devices(platform))
-    except RuntimeError as error:
-        there = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
-        raise RuntimeError(f"there is no {platform.upper()}: JAX has {there}. {to_do}") from error
+    except _FAILURES as error:
+        raise RuntimeError(f"there is no {platform.upper()}: {_what_there_is()}. {to_do}") from error
+
+
+_FAILURES = RuntimeError, AssertionError
+"""JAX's, the second if it has no plugin for a platform that ``JAX_PLATFORMS`` names."""
+
+
+def _what_there_is() -> str:
+    try:
+        return "JAX has " + ", ".join(f"{d.platform}:{d.id}" for d in jax.devices()[:8])
+    except _FAILURES as error:
+        return f"JAX has no devices for jax_platforms={_jax.setting('jax_platforms')!r} ({described(error)})"
 
 
 def devices_by_process(devices: Sequence[jax.Device], what: str) -> np.ndarray:

@@ -173,6 +173,7 @@ class Executable:
         """
         return self.lowered().compile(options)
 
+    @_jax.public_call
     def lowered(self) -> jax.stages.Lowered:
         """The program as JAX's lowered object, before it is compiled."""
         with _jax.compiling():
