@@ -58,7 +58,6 @@ from replicax._jax.jaxprs.programs import (
     leaked_tracer,
     map_jaxprs,
     opened,
-    ordered_print,
     prints,
     program_of,
     pruned_fn,

@@ -105,9 +105,9 @@ def prints(jaxpr: Jaxpr, devices: int = 1) -> bool:
     for call in calls:
         if devices > 1 and any(type(effect).__name__ == "OrderedDebugEffect" for effect in call.effects):
             raise ValueError(
-                f"jax.debug.print, or callback, with ordered=True at {source_line(call)}: JAX keeps an order on one "
-                f"device only, and this program is for {devices}. Leave out ordered=True, or run the step inside "
-                "replicax.debug(), where replicas run one at a time."
+                f"jax.debug.print, or jax.debug.callback, with ordered=True at {source_line(call)}: JAX can't do that "
+                "on several devices. Leave ordered=True out, or call jax.experimental.io_callback(…, ordered=True). "
+                "Inside replicax.debug() the order is that of the program."
             )
     found = [e for e in calls if e.primitive.name in PRINTS]
     for equation in found:
@@ -126,12 +126,6 @@ def _try_format(equation: Equation) -> None:
     except (ValueError, TypeError) as error:
         error.add_note(f"It is the format of the jax.debug.print at {source_line(equation)}.")
         raise
-
-
-def ordered_print(jaxpr: Jaxpr) -> Equation | None:
-    """The first equation that prints in the program's order, or so calls by ``jax.debug.callback``."""
-    ordered = (e for e in equations_of(jaxpr) if any(type(x).__name__ == "OrderedDebugEffect" for x in e.effects))
-    return next((e for e in ordered if e.primitive.name in HOST_CALLS), None)
 
 
 def has_side_effects(equation: Equation) -> bool:

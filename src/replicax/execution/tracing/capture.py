@@ -27,7 +27,7 @@ from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.tracing.communicator import SpmdCommunicator
 from replicax.execution.tracing.step_call import call_step
-from replicax.execution.tracing.step_errors import as_written, check_devices, explaining
+from replicax.execution.tracing.step_errors import as_written, check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.pytrees import check_no_traced_fields, is_leaf, registered
 from replicax.system import registry
@@ -160,7 +160,7 @@ def capture(
             f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
             "ref[...], as an argument, or keep the state in a replicax.Variable"
         )
-    check_devices(name, jaxpr, replicas.mesh)
+    check_meshes(name, jaxpr, replicas.mesh)
     lost = _jax.leaked_tracer(jaxpr, closed_over)
     if lost is not None:
         raise TraceError(

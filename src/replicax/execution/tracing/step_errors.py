@@ -85,18 +85,11 @@ def explaining(
         raise
 
 
-def check_devices(name: str, jaxpr: _jax.Jaxpr, mesh: Mesh) -> None:
-    """Raise a ValueError if the traced step ``name`` uses another mesh than its strategy's, or can't run on that."""
+def check_meshes(name: str, jaxpr: _jax.Jaxpr, mesh: Mesh) -> None:
+    """Raise a ValueError if the traced step ``name`` uses another mesh than its strategy's."""
     equation = _jax.foreign_mesh(jaxpr, set(mesh.axis_names))
     if equation is not None:
         raise ValueError(f"step {name!r} at {_jax.source_line(equation)} {_MESHES['other']}")
-    ordered = _jax.ordered_print(jaxpr) if mesh.shape[REPLICA_AXIS] > 1 else None
-    if ordered is not None:
-        raise ValueError(
-            f"step {name!r} at {_jax.source_line(ordered)} prints, or calls the host by jax.debug.callback, with "
-            "ordered=True, which JAX can't do on several devices: leave ordered=True out, or call "
-            "jax.experimental.io_callback(…, ordered=True). Inside replicax.debug() the order is that of the program."
-        )
 
 
 def _explanation(
