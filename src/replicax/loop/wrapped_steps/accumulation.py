@@ -160,7 +160,8 @@ class AccumulatedStep(Wrapper):
 class _Batch:
     """The arguments of a step, and the pieces ``[parts, rows, …]`` that the arrays of a batch in them are split into.
 
-    ``masks`` says which rows of the pieces are examples, of which all replicas together have ``total``.
+    ``masks`` says which rows of the pieces are examples, of which all replicas together have ``total``. ``examples`` is
+    what the batch itself has in that way, if it is padded, or a micro-batch.
     """
 
     def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
@@ -178,7 +179,7 @@ class _Batch:
             )
         [self.length] = [length] = lengths
         rows = -(-length // parts)
-        examples = communicator.examples
+        self.examples = examples = communicator.examples
         self.total = jnp.asarray(communicator.add_up(length) if examples is None else examples.count, jnp.int32)
         mask = jnp.ones(length, jnp.bool_) if examples is None else examples.mask
         padding = parts * rows - length
@@ -297,7 +298,10 @@ class _Run:
         objects = mutable_objects(self._step.fn, fn, args, kwargs)
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self._communicator, "examples", self._communicator.examples)
-            self._communicator.examples = ReplicaExamples(mask, self._batch.total, self._step._parts, part)
+            outer, parts = self._batch.examples, self._step._parts
+            if outer is not None:  # these are parts of that part
+                parts, part = outer.parts * parts, outer.part * parts + part
+            self._communicator.examples = ReplicaExamples(mask, self._batch.total, parts, part)
             stack.enter_context(use_store(store))
             stack.enter_context(using(update_hook, self))
             if self._parts is not None:
