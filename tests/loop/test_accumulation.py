@@ -501,6 +501,19 @@ def test_a_batch_that_overflows_in_one_micro_batch_is_skipped_as_a_whole() -> No
     assert precision.loss_scale == 2.0**14
     assert not line.w.numpy().any()
     assert float(line.mean.result()) == 0.0
+    with pytest.raises(ValueError, match=r"Wrap the other way round: precision\(accumulated\(step, 4\)\)"):
+        line.strategy.run(accumulated(precision(line.step), 4), args=(batch,))
+
+
+def test_precision_without_a_loss_scale_may_be_inside_or_outside() -> None:
+    half, found = Precision("bf16"), []
+    for wrapped in (lambda step: half(accumulated(step, 4)), lambda step: accumulated(half(step), 4)):
+        line = Line(strategy_of(2))
+        for batch in line.dataset((16,)):
+            line.strategy.run(wrapped(line.step), args=(batch,))
+        found.append(line.state()[:-1])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
 def test_what_can_not_be_accumulated_is_told() -> None:

@@ -177,14 +177,20 @@ class PreciseStep(Wrapper):
             raise ValueError(
                 f"{self.__name__} has a precision already: wrap it once, and leave it out of replicax.train"
             )
+        outer, updates = current_store(), update_hook.get()
+        if precision.variables and updates is not None:
+            raise ValueError(
+                f"{self.__name__} has a loss scale, and is accumulated: an overflow in one micro-batch is to skip the "
+                "update with the sum of all. Wrap the other way round: precision(accumulated(step, 4)); for "
+                "replicax.train pass the step itself, with precision=… and accumulate=…"
+            )
         args, kwargs = _cast_tree((args, kwargs), precision.dtype, precision._keep)
         objects = mutable_objects(self.fn, self.fn, args, kwargs)
-        outer = current_store()
         scale = None if precision._scale is None else outer.read(precision._scale)
         use = _Use(precision.dtype, scale)
-        store = outer if scale is None else DerivedStore(outer, {})
+        store = None if scale is None else DerivedStore(outer, {})
         cells = [] if scale is None else [(cell, cell.get_raw_value()) for cell in cells_in(self.fn, args, kwargs)]
-        with using(gradient_hook, use), using(update_hook, use), use_store(store):
+        with using(gradient_hook, use), using(update_hook, use if store else updates), use_store(store or outer):
             returned = checked_result(self.fn(*args, **kwargs), self.fn, "Precision(…)(step)")
         check_changes_leave(objects, set(map(id, jax.tree_util.tree_leaves(registered(returned), is_leaf=is_whole))))
         if not use.is_used:
@@ -193,7 +199,7 @@ class PreciseStep(Wrapper):
                 "Let it differentiate the loss, or cast what it computes with: precision.cast(parameters). Layers of "
                 "Flax NNX are made with dtype=jnp.bfloat16, and need no Precision."
             )
-        if isinstance(store, DerivedStore):
+        if store:
             self._finish(store, use, cells)
         return _widened_tree(returned)
 
