@@ -429,15 +429,15 @@ def test_a_step_may_cast_by_itself() -> None:
 
     def step(x: Any) -> Any:
         def loss_of(value: Any) -> Any:
-            cast = precision.cast({"w": value, "steps": 3})
-            dtypes.append((cast["w"].dtype.name, cast["steps"]))
+            cast = precision.cast({"w": value, "variable": w, "steps": 3})
+            dtypes.append((cast["w"].dtype.name, cast["variable"].dtype.name, cast["steps"]))
             return jnp.sum(x @ cast["w"])
 
         return jax.grad(loss_of)(w.value)
 
     [batch] = strategy.distribute_dataset([np.ones((8, 4), np.float32)])
     gradient = strategy.reduce("sum", strategy.run(precision(step), args=(batch,)))
-    assert dtypes == [("bfloat16", 3)]
+    assert dtypes == [("bfloat16", "bfloat16", 3)]
     assert (gradient.dtype.name, gradient.tolist()) == ("float32", [8.0] * 4)
     with strategy.scope(), pytest.raises(replicax.errors.ContextError, match="step is a step: call it by strategy.run"):
         precision(step)(batch)

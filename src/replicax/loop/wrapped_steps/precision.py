@@ -20,7 +20,7 @@ from replicax.pytrees import registered
 from replicax.training.step_hooks import gradient_hook, update_hook, using
 from replicax.user_functions import checked_function, checked_result
 from replicax.values import PerReplica
-from replicax.variables import Variable
+from replicax.variables import Variable, as_arrays
 from replicax.variables.store import DerivedStore, Store, current_store, use_store
 
 DTYPES = {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16, "fp16": jnp.float16, "float16": jnp.float16}
@@ -126,9 +126,12 @@ class Precision:
         return PreciseStep(checked_function(step, "Precision(…)(step)", "step"), self)
 
     def cast(self, tree: Any) -> Any:
-        """``tree`` with its float32 arrays in :attr:`dtype`; gradients that come back through it are float32."""
+        """``tree`` with its float32 arrays, and those of its variables, in :attr:`dtype`.
+
+        Gradients that come back through it are float32.
+        """
         _in_use().is_used = True
-        return _cast_tree(tree, self.dtype)
+        return _cast_tree(as_arrays(tree), self.dtype)
 
     def scale(self, loss: Any) -> Any:
         """``loss`` times the loss scale, in float32: what ``jax.grad`` or ``nnx.grad`` is to differentiate.
