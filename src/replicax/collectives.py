@@ -388,7 +388,7 @@ class Communicator(Protocol):
 class SingleReplica:
     """The communicator of a single replica: every collective returns its operand."""
 
-    examples = None
+    examples: ReplicaExamples | None = None
 
     def replica_id(self) -> Any:
         return 0
@@ -420,7 +420,7 @@ class SingleReplica:
         return count
 
     def has_examples_along(self, value: Any, dim: int, what: str, **errors: str) -> Any:
-        return False
+        return self.examples is not None and value.shape[dim] == self.examples.mask.shape[0]
 
     def components(self, value: Any) -> Sequence[Any]:
         return [value]

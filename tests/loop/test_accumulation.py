@@ -569,6 +569,12 @@ def test_what_can_not_be_accumulated_is_told() -> None:
         strategy.run(accumulated(lambda x: share(x.reshape(-1))[0], 2), args=(tokens,))
     with pytest.raises(ValueError, match="must all have one length there; the step got none"):
         strategy.run(accumulated(lambda x: None, 2), args=(1.0,))
+    with strategy.scope(), pytest.raises(replicax.errors.ContextError, match=r"strategy.run\(accumulated\(step, 2\)"):
+        accumulated(share, 2)(x)
+
+
+def test_outside_every_scope_a_step_takes_numpy_arrays() -> None:
+    assert float(accumulated(replicax.compute_average_loss, 2)(np.arange(5, dtype=np.float32))) == 2.0
 
 
 @pytest.mark.parametrize(

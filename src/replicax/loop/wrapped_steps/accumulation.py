@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from replicax import _jax, context
@@ -94,7 +95,11 @@ class AccumulatedStep(Wrapper):
         self._rows = (0, 0)  # the most that it was traced for, of a replica's batch: without and with padding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        replica = context.current_replica()
+        replica = context.get_replica_context()
+        if replica is None:
+            raise ContextError(
+                f"{self.__name__} is a step: call it by strategy.run(accumulated(step, {self._parts}), args=(batch,))"
+            )
         if replica._replicas.remote_variables is not None:
             raise ContextError(
                 f"{self.__name__} adds up the gradients of micro-batches, which steps on parameter servers can't: "
@@ -166,7 +171,7 @@ class _Batch:
 
     def __init__(self, arguments: Any, parts: int, communicator: Any, name: str) -> None:
         self._leaves, self._tree = jax.tree_util.tree_flatten(registered(arguments), is_leaf=is_whole)
-        self._split = [i for i, x in enumerate(self._leaves) if isinstance(x, jax.Array) and x.ndim]
+        self._split = [i for i, x in enumerate(self._leaves) if isinstance(x, jax.Array | np.ndarray) and x.ndim]
         lengths = {self._leaves[i].shape[0] for i in self._split}
         if len(lengths) != 1:
             found = f"of {len(lengths)} lengths, {sorted(lengths)}" if lengths else "none"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import _jax, context
 from replicax.errors import ContextError, warn
@@ -318,7 +319,7 @@ def _cast_tree(tree: Any, dtype: Any, keep: frozenset[str] = frozenset()) -> Any
     """``tree`` with its float32 arrays in ``dtype``, but for those under the keys ``keep``."""
 
     def one(path: tuple[Any, ...], leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or leaf.dtype != jnp.float32:
+        if not isinstance(leaf, jax.Array | np.ndarray) or leaf.dtype != jnp.float32:
             return leaf
         kept = any(getattr(part, "key", getattr(part, "name", None)) in keep for part in path)
         return leaf if kept else leaf.astype(dtype)
