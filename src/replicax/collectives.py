@@ -339,7 +339,7 @@ class ReplicaExamples(NamedTuple):
     mask: Any
     """Its rows that are examples: bool ``[rows]``, per replica."""
     count: Any
-    """The number of examples of all replicas: int32, mirrored."""
+    """The number of examples of all replicas: int32, mirrored; an int where it is known while the step is traced."""
     parts: int = 1
     """The number of micro-batches of which these are one."""
     part: Any = 0

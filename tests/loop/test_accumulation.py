@@ -530,6 +530,9 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     def share(x: Any) -> Any:
         return replicax.value_and_grad(lambda: replicax.compute_average_loss(x * w.value), [w])()
 
+    def of_part(x: Any) -> Any:
+        return replicax.compute_average_loss(x, global_batch_size=len(x))
+
     def read_later(x: Any) -> Any:
         _, gradients = share(x)
         optimizer.apply_gradients(zip(gradients, [w], strict=True))
@@ -546,6 +549,7 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     x = np.ones(8, np.float32)
     for step, error, match in (
         (mean, ValueError, "end it with replicax.compute_average_loss"),
+        (of_part, ValueError, "global_batch_size=4 is the size of one micro-batch.* pass that of the whole batch, 8"),
         (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients.*once for the whole batch"),
         (by_itself, ValueError, "differentiates its loss, and calls no apply_gradients"),
         (with_value, ValueError, "the argument 'value' of the transformation"),

@@ -96,6 +96,16 @@ def compute_average_loss(
         losses = jnp.where(along_rows(mask, losses), losses, jnp.zeros_like(losses))
         if global_batch_size is None:
             global_batch_size = examples.count
+        elif (
+            examples.parts > 1
+            and isinstance(global_batch_size, int)
+            and isinstance(examples.count, int)
+            and losses.shape[0] * replica._replicas.in_sync == global_batch_size < examples.count
+        ):
+            raise ValueError(
+                f"compute_average_loss: global_batch_size={global_batch_size} is the size of one micro-batch, and the "
+                f"gradients of all are added up: pass that of the whole batch, {examples.count}, or leave it out"
+            )
     if global_batch_size is None:
         global_batch_size = replica._communicator.add_up(losses.shape[0])
     elif not _is_size(global_batch_size):

@@ -185,7 +185,7 @@ class _Batch:
         [self.length] = [length] = lengths
         rows = -(-length // parts)
         self.examples = examples = communicator.examples
-        self.total = jnp.asarray(communicator.add_up(length) if examples is None else examples.count, jnp.int32)
+        self.total = communicator.add_up(length) if examples is None else examples.count
         mask = jnp.ones(length, jnp.bool_) if examples is None else examples.mask
         padding = parts * rows - length
         self.is_padded = padding > 0 or examples is not None
