@@ -514,6 +514,19 @@ def in_step() -> bool:
     return bool(frames) and any(frame.replica is not None for frame in frames)
 
 
+def alone() -> contextlib.AbstractContextManager[None]:
+    """Enter the context of the only replica of a step that belongs to no strategy, as an exported one does."""
+    replicas = default_strategy().extended.replicas
+    return replica(ReplicaContext(replicas, SingleReplica()))
+
+
+def in_step_of_another(replicas: Replicas) -> bool:
+    """Return whether a step is running on this thread that belongs to another strategy than that of ``replicas``."""
+    frame = _current()
+    is_alone = frame.replica is not None and isinstance(frame.replica._of_step, SingleReplica)
+    return in_step() and frame.replicas is not replicas and not is_alone
+
+
 def merging_replica() -> ReplicaContext | None:
     """For code across replicas: the replica that a ``merge_call`` has left; ``None`` outside merge calls."""
     return next((frame.replica for frame in reversed(_frames.get()) if frame.replica is not None), None)

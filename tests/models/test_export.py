@@ -76,6 +76,20 @@ def test_a_model_of_nnx_after_training_for_other_platforms(tmp_path: pathlib.Pat
     assert np.asarray(loaded.call(x)).any()  # it has the weights that there were
 
 
+def test_a_step_for_logical_devices_is_exported_for_one_also_in_the_scope(tmp_path: pathlib.Path) -> None:
+    strategy = logical_strategy(2, 2)
+
+    def predict(x: Any) -> Any:
+        parts = strategy.split_to_logical_devices(x @ w, [1, 2])
+        whole = strategy.assign_to_logical_device(strategy.replicate_to_logical_devices(parts), 1)
+        return replicax.get_replica_context().all_reduce("sum", whole)
+
+    with strategy.scope():
+        w = replicax.Variable(np.ones((4, 6), np.float32))
+        exported = replicax.models.export(predict, np.zeros((2, 4), np.float32), tmp_path / "model.bin")
+    assert exported.call(np.ones((2, 4), np.float32)).tolist() == [[4.0] * 6] * 2
+
+
 def test_random_keys_are_weights_too(tmp_path: pathlib.Path) -> None:
     nnx = pytest.importorskip("flax.nnx")
     strategy = strategy_of(2)
@@ -126,7 +140,7 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 ) -> None:
     with strategy_of(2).scope():
         v = replicax.Variable(1.0, name="v")
-        own = replicax.Variable(1.0, name="own", synchronization="on_read")
+        own = replicax.Variable(1.0, name="own", synchronization="on_read", aggregation="sum")
     spec, path = jax.ShapeDtypeStruct((2,), np.float32), tmp_path / "model.bin"
 
     def export(step: Any, spec: Any = spec) -> None:
@@ -134,10 +148,8 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 
     with pytest.raises(replicax.errors.TraceError, match="assigns variable 'v'.*changes nothing"):
         export(lambda x: v.assign(2.0))
-    with pytest.raises(
-        replicax.errors.TraceError, match="reads variable .own.*one replica: read it before, value = var"
-    ):
-        export(lambda x: x * own.strategy.local_results(own)[0])
+    with pytest.raises(replicax.errors.TraceError, match="reads variable 'own'.*one replica: read it before, value"):
+        export(lambda x: x * own)
     with pytest.raises(replicax.errors.TraceError, match="creates a variable"):
         export(lambda x: x * replicax.Variable(1.0))
     with pytest.raises(TypeError, match="returned 'cat'; an exported step returns arrays"):

@@ -175,9 +175,8 @@ _assignments = itertools.count()
 
 def _each(method: str, replicas: Replicas, tree: Any, spread: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
     """``spread(array, shape, name)`` of each leaf of a pytree; the shape is that of one replica's array."""
-    current = context.current_replicas()
-    if context.in_step() and current is not replicas:
-        raise ContextError(f"{method} of {replicas!r} was called in a step of {current!r}")
+    if context.in_step_of_another(replicas):
+        raise ContextError(f"{method} of {replicas!r} was called in a step of {context.current_replicas()!r}")
 
     def one(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path) or "the array"

@@ -85,7 +85,7 @@ def export(
     store = _Weights(function_name(step))
 
     def predict(*batch: Any) -> Any:
-        with use_store(store):
+        with use_store(store), context.alone():
             returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
             leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
             return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
