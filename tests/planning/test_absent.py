@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,12 @@ def test_variables_have_shapes_and_no_values(strategy) -> None:
     assert repr(given) == "<Variable 'given' float32[2,3] mirrored on 16 replicas: absent>"
 
 
+def restore_onto(v: replicax.Variable) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        replicax.Checkpoint(v=replicax.Variable(1.0)).save(f"{folder}/saved")
+        replicax.Checkpoint(v=v).restore(f"{folder}/saved")
+
+
 def on_read(strategy, aggregation: str) -> replicax.Variable:
     with strategy.scope():
         return replicax.Variable(0.0, name="of_each", synchronization="on_read", aggregation=aggregation)
@@ -76,6 +84,7 @@ def on_read(strategy, aggregation: str) -> replicax.Variable:
         ("distribute_datasets_from_function", lambda s, v: s.distribute_datasets_from_function(lambda c: [])),
         ("distribute_values_from_function", lambda s, v: s.distribute_values_from_function(lambda c: 1)),
         ("Checkpoint.save", lambda s, v: replicax.Checkpoint(v=v).save("never")),
+        ("Checkpoint.restore", lambda s, v: restore_onto(v)),
         ("replicax.models.safetensors", lambda s, v: safetensors.save("never", {"v": v})),
         ("extended.broadcast_to", lambda s, v: s.extended.broadcast_to(1.0)),
     ],

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import context
 from replicax.checkpoint.array_leaves import ArrayLeaf, DeviceArrayLeaf, HostArrayLeaf, weakly_typed
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint
 from replicax.checkpoint.device_blocks import HostArray, is_large
@@ -49,6 +50,8 @@ def restored(
     with contextlib.ExitStack() as undo:
         leaves = _with_slots(objects, source, lockstep, undo)
         check_fits(leaves, entries, source.path, optional)
+        for _, variable in leaves.variables():
+            context.check_present(variable.replicas, "Checkpoint.restore")
         for name, leaf in leaves.of(IteratorLeaf).items():
             if isinstance(entry := entries.get(name), IteratorEntry):
                 _set_state(name, leaf, entry.state, undo)
