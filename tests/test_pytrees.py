@@ -270,4 +270,4 @@ def test_a_class_that_looks_at_its_parts_is_no_result_that_differs(strategy: rep
     ):
         with pytest.raises(replicax.errors.LocalityError) as caught:
             call()
-        assert "Pass and return its arrays" in caught.value.__notes__[0]
+        assert "Use its arrays, jax.tree.leaves" in caught.value.__notes__[0]

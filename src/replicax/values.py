@@ -411,22 +411,22 @@ def regroup(
 
 
 def rebuilt(tree: Any, leaves: Sequence[Any]) -> Any:
-    """The pytree of these leaves, of which some may be ``PerReplica``: the error of a class that wants arrays says so.
+    """The pytree of these leaves, of which some may be ``PerReplica`` or variables.
 
-    Part of each call of a step that is known.
+    The error of a class that wants arrays says what to do. Part of each call of a step that is known.
     """
     try:
         return tree.unflatten(leaves)
     except Exception as error:
-        if any(type(leaf) is PerReplica for leaf in leaves):
-            error.add_note(_WANTS_ARRAYS)
+        if any(type(leaf) is PerReplica or is_leaf(leaf) for leaf in leaves):
+            error.add_note(f"A pytree class was rebuilt around PerReplica values or variables. {USE_LEAVES}")
         raise
 
 
-_WANTS_ARRAYS = (
-    "A pytree class was rebuilt here around PerReplica values, and took them for arrays. Pass and return its arrays in "
-    "a tuple or dict, and make the object of them inside the step; or let the class, when it is rebuilt, take whatever "
-    "it is given (no __init__, no checks), as JAX asks, too."
+USE_LEAVES = (
+    "Use its arrays, jax.tree.leaves(value), in its place, and make the value of them inside the step, by "
+    "jax.tree.unflatten; or let the class, when it is rebuilt, take whatever it is given (no __init__, no checks), as "
+    "JAX asks, too."
 )
 
 

@@ -218,3 +218,30 @@ def test_assigned_together_as_one_by_one() -> None:
     with pytest.raises(ValueError, match="shape"):
         replicax.assign([small, split], [jnp.zeros(()), jnp.zeros(3)])
     assert float(small.numpy()) == 1
+
+
+def _converts(parts):
+    return jnp.asarray(parts[0])
+
+
+def _checks(parts):
+    assert isinstance(parts[0], jax.Array)
+    return parts[0]
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "error"), [(_converts, TypeError), (_checks, AssertionError)], ids=["converts", "checks"]
+)
+def test_a_class_that_does_not_keep_variables(pair, rebuild, error) -> None:
+    class Holder:
+        def __init__(self, w) -> None:
+            self.w = w
+
+    jax.tree_util.register_pytree_node(
+        Holder, lambda holder: ((holder.w,), None), lambda _, parts: Holder(rebuild(parts))
+    )
+    with pair.scope(), pytest.raises(error) as caught:
+        replicax.as_variables({"model": Holder(jnp.ones(3))})
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "Use its arrays, jax.tree.leaves(value), in its place" in said
+    assert error is AssertionError or "keeps no variable in the place of the array 'model/0'" in said

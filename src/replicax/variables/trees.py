@@ -14,6 +14,7 @@ from replicax.argument_checks import checked_name, parse_enum
 from replicax.devices.arrays import put_copies
 from replicax.devices.host_values import check_x64, is_key
 from replicax.pytrees import is_leaf, registered
+from replicax.values import USE_LEAVES, rebuilt
 from replicax.variables.aggregation import Aggregation, Synchronization
 from replicax.variables.layout import Mirrored
 from replicax.variables.partitioners import Partitioner
@@ -52,6 +53,7 @@ def as_variables(
 
     Raises:
       ValueError, TypeError: as :class:`Variable` does; names the variable. None of them is kept then.
+      TypeError: a class in the tree does not keep the variables that it is given.
 
     >>> import replicax, numpy as np
     >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -79,7 +81,16 @@ def as_variables(
             partitioner=partitioner,
         )
 
-    return jax.tree_util.tree_unflatten(structure, [one(path, leaf) for path, leaf in leaves])
+    made = [one(path, leaf) for path, leaf in leaves]
+    result = rebuilt(structure, made)
+    kept = {id(leaf) for leaf in jax.tree_util.tree_leaves(result, is_leaf=is_leaf)}
+    for variable in made:
+        if isinstance(variable, Variable) and id(variable) not in kept:
+            raise TypeError(
+                f"as_variables: a class in the tree keeps no variable in the place of the array {variable.name!r}. "
+                f"{USE_LEAVES}"
+            )
+    return result
 
 
 def as_arrays(tree: Tree) -> Tree:
