@@ -295,6 +295,29 @@ def test_a_module_that_a_loss_captures_and_updates_in_place(pair) -> None:
     assert discriminator.mean[...].any()
 
 
+class Trainer:
+    def __init__(self) -> None:
+        self.params, self.momentum, self.cache = {"w": jnp.ones(3)}, jnp.zeros(3), None
+        self.steps = 0
+
+    def step(self, x):
+        self.steps += 1
+        self.cache = jax.grad(lambda params: x[0] @ params["w"])(self.params)["w"]
+        self.momentum = 0.9 * self.momentum + replicax.get_replica_context().all_reduce("mean", self.cache)
+        self.params = {"w": self.params["w"] - self.momentum}
+        return self.params["w"]
+
+
+def test_arrays_that_an_object_keeps_would_not_be_trained(strategy) -> None:
+    trainer = Trainer()
+    for step, args in ((trainer.step, (X,)), (Trainer.step, (trainer, X))):
+        with pytest.raises(
+            TypeError, match=r"^Trainer\.\w+ was read by the step, which then set it.*replicax.as_variables"
+        ):
+            strategy.run(step, args=args)
+        assert [trainer.params["w"].tolist(), trainer.momentum.tolist()] == [[1, 1, 1], [0, 0, 0]]
+
+
 def test_a_module_is_filled_with_variables(pair) -> None:
     with pair.scope():
         kernel = replicax.Variable(jnp.full((3, 2), 2.0), name="kernel")

@@ -14,13 +14,13 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.pytrees import Attribute, CapturedVariable, Definition, has_items
+from replicax.pytrees import Attribute, CapturedVariable, Definition, has_items, is_leaf
 from replicax.user_functions import asks_class, global_names
 
 
@@ -100,12 +100,42 @@ def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> 
             of_object.reads = {place: x for place, x in of_object.reads.items() if x.is_unchanged()}
 
 
+class ReadAttribute(NamedTuple):
+    """An attribute that a step has read of an object, with its value then, and the leaves of that."""
+
+    owner: Any
+    name: str
+    value: Any
+    leaves: list[Any]
+
+    @property
+    def leaves_now(self) -> list[Any]:
+        """The leaves of its present value."""
+        return _leaves(Attribute(self.owner, self.name).now)
+
+    def put_back(self) -> None:
+        """Let the object have the value again."""
+        object.__setattr__(self.owner, self.name, self.value)
+
+
+def read_attributes() -> list[ReadAttribute]:
+    """What the step of this thread has read so far of its objects, without attributes that it set first."""
+    return [read for recording in _active if recording.thread == threading.get_ident() for read in recording.read]
+
+
+def _leaves(value: Any) -> list[Any]:
+    with contextlib.suppress(Exception):  # JAX can't take it apart
+        return jax.tree_util.tree_leaves(value, is_leaf=is_leaf)
+    return []
+
+
 class _Recording:
     """Records what a step reads of its objects, while there are some in ``found``, by id, with containers."""
 
     def __init__(self, module: dict[str, Any]) -> None:
         self._module = module
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
+        self.read: list[ReadAttribute] = []
         self.found: dict[int, tuple[Any, ObjectKey]] = {}
         self._captured: dict[int, tuple[Any, ObjectKey]] = {}
         self._set: set[tuple[int, str]] = set()  # by the step itself
@@ -167,7 +197,7 @@ class _Recording:
 
     def _replace(self, cls: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         def noted(value: Any, attribute: str, *new: Any) -> Any:
-            if id(value) in self.found and threading.get_ident() == self._thread not in _threads_that_note:
+            if id(value) in self.found and threading.get_ident() == self.thread not in _threads_that_note:
                 with _noting():
                     note(value, attribute)
             return original(value, attribute, *new)
@@ -188,8 +218,11 @@ class _Recording:
         place = id(owner), name
         if place in key.reads or place in self._set:
             return None
-        key.reads[place] = cls(owner, name)
-        return key.reads[place].now
+        attribute = key.reads[place] = cls(owner, name)
+        now = attribute.now
+        if cls is Attribute and name not in ("", "__dict__"):
+            self.read.append(ReadAttribute(owner, name, now, _leaves(now)))
+        return now
 
 
 @contextlib.contextmanager

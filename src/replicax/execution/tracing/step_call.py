@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.host_values import is_key
+from replicax.execution.tracing.object_attributes import read_attributes
 from replicax.execution.tracing.stateful_arguments import bound_arguments, opened, stays_whole
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_result, has_not_run
@@ -43,6 +44,7 @@ def call_step(
                 "keep the state in a replicax.Variable"
             )
     check_changes_leave(objects, {id(x) for x in [*leaves, *values.values()]})
+    _check_attributes_stay()
     return returned
 
 
@@ -94,10 +96,36 @@ def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[
                 f"{where}, of type {type(value).__name__}, was changed in place by the step "
                 f"({where}{jax.tree_util.keystr(changed[0][0])}), and nothing of that leaves it: a step works on a "
                 "copy of its arguments, as under jax.jit, so the change would be lost. Return the changed object, and "
-                "pass it to the next step; or keep what changes in replicax.Variables (replicax.as_variables, "
-                "replicax.value_and_grad, replicax.Optimizer), or with Flax NNX in an nnx.Module. If only this step "
-                "needs the change, change a copy (nnx.merge(graphdef, state, copy=True))"
+                f"pass it to the next step; {_KEEP} If only this step needs the change, change a copy "
+                "(nnx.merge(graphdef, state, copy=True))"
             )
+
+
+def _check_attributes_stay() -> None:
+    """Raise if the step has read an array or number of an object, and then set it to a computed one.
+
+    Later calls would not run this Python, and take the old value as a constant. The object has it again.
+    """
+    lost = [
+        read
+        for read in read_attributes()
+        if any(map(_counts, read.leaves))
+        and any(isinstance(x, jax.core.Tracer) and _counts(x) for x in read.leaves_now)
+    ]
+    for read in lost:
+        read.put_back()
+    if lost:
+        raise TypeError(
+            f"{type(lost[0].owner).__name__}.{lost[0].name} was read by the step, which then set it: the Python of a "
+            "step runs once, so later calls would read the old value again. Pass the value as an argument, and return "
+            f"the new one; {_KEEP}"
+        )
+
+
+_KEEP = (
+    "or keep what changes in replicax.Variables (replicax.as_variables, replicax.value_and_grad, replicax.Optimizer), "
+    "or with Flax NNX in an nnx.Module."
+)
 
 
 def _counts(leaf: Any) -> bool:
