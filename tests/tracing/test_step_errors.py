@@ -295,3 +295,12 @@ def test_a_tuple_that_is_one_argument(pair) -> None:
 
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given$"):
         pair.run(inside, args=(batch,))
+
+
+def test_a_step_that_jax_must_not_trace_is_named(pair) -> None:
+    jax.config.update("jax_no_tracing", True)
+    try:
+        with pytest.raises(RuntimeError, match=r"<function leaves_out at .*'no_tracing' is set"):
+            pair.run(leaves_out, args=(1.0,))
+    finally:
+        jax.config.update("jax_no_tracing", False)

@@ -151,14 +151,15 @@ def capture(
         of_group.examples = None
         return written, computed
 
-    body.__name__ = name  # as which profilers show it
+    body.__name__ = body.__qualname__ = name  # as which profilers and JAX's errors show it
     with _jax.kept_programs():
         jaxpr, closed_over = traced_inside(replicas, body, [aval for aval, _ in arguments])
     assert store is not None
     if any(map(_jax.is_mutable, jaxpr.invars)):
         raise TypeError(
             f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "
-            "ref[...], as an argument, or keep the state in a replicax.Variable"
+            "ref[...], as an argument, or keep the state in a replicax.Variable. (JAX's options "
+            "jax_error_checking_behavior_… use one: leave them at 'ignore', and take jax.experimental.checkify.)"
         )
     check_meshes(name, jaxpr, replicas.mesh)
     lost = _jax.leaked_tracer(jaxpr, closed_over)
