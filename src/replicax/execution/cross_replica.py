@@ -269,10 +269,10 @@ def _by_form(
         return of_local([form.value for form in locals_], locals_[0].communicator)
     if forms <= {Stacked, Ragged} and not context.in_step():
 
-        def step(values: list[Any]) -> Any:
+        def reduce_or_gather(values: list[Any]) -> Any:
             return context.current_replica().merge_call(again, args=(values,))
 
-        return run_compiled(programs, step, (values,))
+        return run_compiled(programs, reduce_or_gather, (values,))
     if Local in forms or context.in_step():
         raise ValueError(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
