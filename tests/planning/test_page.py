@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import html
 import html.parser
 import io
@@ -10,6 +11,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import pytest
 import rich.console
 from matplotlib.figure import Figure
@@ -199,8 +201,10 @@ def test_the_verdict_is_coloured(plan, fits, mark, colour) -> None:
 
 NUMBERS = """\
 Logical devices
+device | >programs | >memory | >matrix products | >reads and writes | >sends | >time
 1 | 2 | 15.00 KiB | 2 kFLOP | 5.00 KiB | 7.00 KiB | 8 s
 Memory of one device
+| >bytes |
 arguments | 9.00 KiB | variables, the batch, arrays that the step closes over
 outputs | 3.00 KiB | besides variables, which are updated in place
 temporaries | 2.00 KiB | as the compiler has laid them out
@@ -209,8 +213,10 @@ all together | 15.00 KiB |
 there is | 60.00 KiB | 25.0% of it; JAX takes 75% of 80.00 KiB, or as XLA_CLIENT_MEM_FRACTION says
 in the host's memory | 11.00 KiB | for each device, besides
 When the memory is fullest
+| >bytes | > |
 activations | 3.00 KiB | 20.0% | kept for the backward pass
 Work of one device in one step
+| >amount | >at least
 matrix products | 2 kFLOP | 1 s
 other arithmetic | 3 kFLOP | 5 s
 reads and writes of memory | 5.00 KiB | 2 s
@@ -219,6 +225,7 @@ collectives between slices | 5.00 KiB | 4 s
 operations | 6 | 6 s
 a step, if all this overlaps | | 6 s
 Predicted time of one step
+| > |
 a step | 8 s | by its compiled schedule
 examples a second | 2 | of all replicas together
 tokens a second | 64 | 8 on each device, at 32 in an example
@@ -229,19 +236,25 @@ collectives | 4 s | 75.0% of it hidden
 waiting for collectives | 1 s | 12.5%
 waiting for copies beside kernels | 500 ms | 6.2%
 The dearest kernels
+>together | >count | what | bound by | type | name | line
 2 s | 3 × | product | memory | f32[2] | dot | model.py:7
 Collectives of one step
+kind | >count | >bytes of one | axes | >devices | >together | over | where
 all-reduce | 3 × | 1.00 KiB | replica | 4 | 1.5 s | NVLink | here
 all-reduce | 5 × | 1.00 KiB | slice | 2 | 10 s | | there
 send | 7 × | 1.00 KiB | logical0 | 2 | 7 s | | there
 Collectives that are not hidden
+>waiting | >of | what | >count | >bytes of one | why | line
 1 s | 4 s | all-reduce | 3 × | 1.00 KiB | too short | model.py:9
 Predicted scaling
+>replicas | >chips | >collectives | >not hidden | >a step | >efficiency
 8 | 2 × 2x2 | 4 s | 1 s | 8 s | 50.0%
 """
 
 
-def test_each_number_stands_where_its_name_says(plan) -> None:
+@pytest.fixture
+def numbers(plan):
+    """A plan in which each number is another one."""
     memory = Memory(9 * 2**10, 7 * 2**10, 4 * 2**10, 2 * 2**10, 2**10, 60 * 2**10, peak={"activations": 3 * 2**10})
     memory = dataclasses.replace(memory, host=11 * 2**10)
     cost = Cost(matrix_flops=2000, other_flops=3000, bytes=5 * 2**10, unknown_loops=("a", "b"), launches=6)
@@ -254,16 +267,30 @@ def test_each_number_stands_where_its_name_says(plan) -> None:
     wait = Exposed("all-reduce", 2**10, 3, 4.0, 1.0, "too short", "model.py:9")
     timeline = Timeline(8.0, 7.0, 4.0, 1.0, 7, 6, 0.25, 0.5, {"product": 2.0}, (kernel,), (wait,), 0.5, ("a_call",))
     of_stage = {"memory": memory, "cost": cost, "collectives": collectives, "timeline": timeline}
-    found = dataclasses.replace(
+    return dataclasses.replace(
         plan,
-        **{"platform": "gpu", "devices": 8, "replicas": 4, "slices": 2, "examples": 16, "tokens": 32, **of_stage},
+        **{
+            "platform": "gpu",
+            "trace_seconds": 1.25,
+            "compile_seconds": 2.5,
+            "devices": 8,
+            "replicas": 4,
+            "slices": 2,
+            "examples": 16,
+            "tokens": 32,
+            **of_stage,
+        },
         chip=dataclasses.replace(CHIP, memory=80 * 2**10, network=5e9),
         estimate=Estimate(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
         scaling=(ScalingPoint(8, (2, 2), 8.0, 4.0, 1.0, 0.5, 2),),
         stages=(Stage(1, 2, estimate=Estimate(6.0, 5.0, 4.0, 3.0), **of_stage),),
     )
+
+
+def test_each_number_stands_where_its_name_says(numbers) -> None:
+    found = numbers
     tables = list(sections(found))
-    lines = [line for s in tables for line in (s.title, *(" | ".join(row) for row in s.rows))]
+    lines = [line for s in tables for line in (s.title, *map(" | ".join, (s.columns, *s.rows)))]
     assert [" ".join(line.split()) for line in lines] == NUMBERS.splitlines()
     notes = {s.title: s.note for s in tables}
     assert "no measurement" in notes["Predicted scaling"]
@@ -274,6 +301,23 @@ def test_each_number_stands_where_its_name_says(plan) -> None:
     [stage] = found.to_dict()["stages"]
     assert (stage["estimate"]["at_least"], stage["estimate"]["bound_by"]) == (6.0, "compute")
     assert stage["timeline"]["hidden"] == 0.75
+
+
+LOOKS = {"page": "70325a8a7506feb9", "terminal": "ecbd0d88cdb2c4b5"}
+
+
+def test_what_is_drawn_and_printed_looks_as_it_did(numbers, tmp_path) -> None:
+    console = rich.console.Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+    print_plan(numbers, console)
+    shown = {"terminal": console.file.getvalue()}
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        shown["page"] = re.sub(r'(id="|#)[^")]+|matplotlib version [\d.]+', "", page(numbers))
+    found = {}
+    for name, text in shown.items():
+        rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.0f}", text)  # of points in pictures
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        found[name] = hashlib.sha256(rounded.encode()).hexdigest()[:16]
+    assert found == LOOKS, f"look at the files in {tmp_path}; if they are right, write these digests into LOOKS"
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -108,7 +108,7 @@ class _Origins:
         """The step in which a value is made; if it is updated in its place, that of the loop that made it."""
         while _is_stacked(instruction) or instruction.opcode in _PASSED_ON:
             home = self._home[instruction.name].instructions
-            alike = (home[name] for name in instruction.operands if name in home)
+            alike = map(home.__getitem__, instruction.operands)
             updated = next((i for i in alike if i.opcode == "while" or i.arrays == instruction.arrays), None)
             if updated is None:
                 break
@@ -138,7 +138,7 @@ class _Origins:
     ) -> frozenset[str] | list[tuple[Instruction, tuple[int, ...]]]:
         """The kinds of an argument, or the values that another instruction takes."""
         home = self._home[instruction.name]
-        operands = [home.instructions[name] for name in instruction.operands if name in home.instructions]
+        operands = [home.instructions[name] for name in instruction.operands]
         match instruction.opcode:
             case "parameter" if home.name == self._module.entry:
                 return frozenset(["variable" if instruction.op_name.startswith(VARIABLE_ARGUMENTS) else "batch"])
