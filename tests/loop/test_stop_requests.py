@@ -73,15 +73,29 @@ def calls_of(requests: StopRequests, most: int = 10_000) -> tuple[int, str | Non
     return most, None
 
 
-def test_all_make_the_same_calls_after_the_request_of_one() -> None:
-    def steps(index: int, requests: StopRequests) -> tuple[Any, ...]:
-        if index == 2:
-            requests.request("enough")
-        return *calls_of(requests), requests._limit
+def test_all_make_the_same_calls_after_each_request_of_one() -> None:
+    reasons = ("enough", "and the end, too")
 
-    found = as_workers(steps, 3)
-    last = max(limit for *_, limit in found)  # none has begun another call
-    assert [(calls, why) for calls, why, _ in found] == [(last, "enough")] * 3
+    def steps(index: int, requests: StopRequests) -> list[tuple[Any, ...]]:
+        found = []
+        for why in reasons:
+            if index == 2:
+                requests.request(why)
+            _, said = calls_of(requests)
+            found.append((requests._calls, said, requests._limit))
+            with pytest.raises(RunStops, match=why):
+                requests.check_wait()
+            requests.forget()
+        return found
+
+    for why, found in zip(reasons, zip(*as_workers(steps, 3), strict=True), strict=True):
+        last = max(limit for *_, limit in found)  # none has begun another call
+        assert [(calls, said) for calls, said, _ in found] == [(last, why)] * 3
+
+
+def test_a_notice_of_the_service_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_jax, "preemption_notice", lambda client: True)
+    assert as_workers(lambda _, requests: calls_of(requests)) == [(0, PREEMPTED)] * 2
 
 
 def test_no_worker_waits_for_one_that_has_left_without_a_request() -> None:
@@ -205,7 +219,9 @@ def test_of_several_requests_a_signal_counts_most() -> None:
     assert as_workers(ends, 4) == [PREEMPTED] * 4
 
 
-def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(tmp_path: pathlib.Path) -> None:
+def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "stop"
     path.touch()
     with StopRequests(Lockstep(Alone()), path) as requests:
@@ -215,3 +231,7 @@ def test_a_stop_file_that_has_ended_the_run_does_not_end_what_follows(tmp_path: 
         assert calls_of(requests, 1) == (1, None)
         requests.request(PREEMPTED)
         assert calls_of(requests, 1) == (0, PREEMPTED)
+        looks: list[bool] = []
+        monkeypatch.setattr(requests, "_look", lambda: looks.append(True))
+        time.sleep(0.1)
+        assert 0 < len(looks) < 50  # none but at the interval
