@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import replicax
-from replicax.parameter_server import actors
+from replicax.parameter_server import actors, coordinator as coordinator_module
 from tests.parameter_server.regression import batches, in_parts, mirrored, regression
 
 pytest.importorskip("ray")
@@ -136,6 +136,58 @@ def test_only_a_cluster_that_is_named_is_joined(address: str | None, monkeypatch
     actors._start(types.SimpleNamespace(init=lambda **settings: asked.append(settings)))
     [settings] = asked
     assert settings.get("address") == ("local" if address is None else None)  # Ray itself reads RAY_ADDRESS
+
+
+def test_calls_end_with_an_error_when_ray_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def slow(reference: Any, timeout: float) -> Any:
+        raise ray.exceptions.GetTimeoutError
+
+    def has_no_room() -> Any:
+        raise ray.exceptions.ObjectStoreFullError("all is full")
+
+    dead = [(kind, types.SimpleNamespace(poll=lambda: 7)) for kind in ("log_monitor", "raylet")]
+    monkeypatch.setattr(actors, "_node", lambda: types.SimpleNamespace(dead_processes=lambda: dead))
+    monkeypatch.setattr(actors, "TIMEOUT", 0.0)
+    monkeypatch.setattr("ray.get", slow)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    with pytest.raises(
+        actors.ActorDiedError, match=r"^server 0 has died: Ray has ended: its process raylet \(exit code 7\) is gone$"
+    ):
+        actors.all_results([actors._reply(object)], ["server 0"])
+    dead.pop()
+    with pytest.raises(TimeoutError, match="^server 0 has not answered within 0 seconds$"):
+        actors.all_results([actors._reply(object)], ["server 0"])
+    with pytest.raises(actors.NoRoomError, match="all is full"):
+        actors._reply(has_no_room).result(WAIT)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    told: list[bool] = []
+    reply = actors._reply(has_no_room)
+    reply.when_done(lambda: told.append(True))
+    assert told == [True]
+    for fails in (lambda: reply.result(WAIT), actors._check_ray):
+        with pytest.raises(actors.ActorDiedError, match="^Ray has been shut down$"):
+            fails()
+
+
+@pytest.mark.parametrize(
+    ("platforms", "devices", "more"),
+    [
+        ("cpu", 1, {}),
+        ("cpu", 2, {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "7"}),
+        ("cpu", 9, {"JAX_NUM_CPU_DEVICES": "9", "NPROC": "18"}),
+        ("cuda", 2, {}),
+    ],
+)
+def test_a_worker_has_the_platform_of_the_program_and_as_many_devices_as_it_is_to_have(
+    platforms: str, devices: int, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert coordinator_module._worker_environment(devices) == {"JAX_PLATFORMS": platforms} | more
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert coordinator_module._worker_environment(1) == {"JAX_PLATFORMS": jax.default_backend()}
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import replicax
@@ -38,19 +39,20 @@ _hold, _holds = threading.Event(), threading.Event()
 """What a function waits for: workers are threads of this process."""
 
 
-def test_a_report_has_what_each_worker_did_and_what_was_stale() -> None:
+@pytest.mark.parametrize("reads", ["the value", "rows"])
+def test_a_report_has_what_each_worker_did_and_what_was_stale(reads: str) -> None:
     strategy = replicax.ParameterServerStrategy(num_workers=2)
     with strategy.scope():
-        v = replicax.Variable(0.0, name="v")
+        v = replicax.Variable(np.zeros(3, np.float32), name="v")
 
     def add_later(others: int) -> None:
         from tests.parameter_server.test_staleness import _hold, _holds
 
         if others:
-            v.numpy()
+            v.numpy() if reads == "the value" else v[np.array([1])]
             _holds.set()
             _hold.wait(100)
-        v.assign_add(1.0)  # what is based on nothing is not stale
+        v.assign_add(np.ones(3, np.float32))  # what is based on nothing is not stale
 
     _hold.clear()
     _holds.clear()
