@@ -36,9 +36,7 @@ class ReplayIterator(nodes.Iterator):
         self._rows = 0
         self._skip = 0  # how many of these have yet to be skipped
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise self.closed_error()
+    def advance(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self._make())
         while True:
@@ -86,9 +84,7 @@ class LoaderIterator(nodes.Iterator):
         super().__init__()
         self._iterator: Any = iter(loader)
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise self.closed_error()
+    def advance(self) -> Any:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -112,9 +108,7 @@ class SequenceIterator(nodes.Iterator):
         self._parts = list(parts)
         self._is_ahead = is_ahead
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise self.closed_error()
+    def advance(self) -> Any:
         while self._parts:
             if self._current is None:
                 self._open()
