@@ -151,6 +151,6 @@ class _Origins:
             case "tuple" if index:
                 return [(operands[index[0]], index[1:])]
             case "get-tuple-element":
-                number = re.search(r"index=(\d+)", instruction.attributes)
-                return [(operands[0], (int(number[1]) if number else 0, *index))]
+                [number] = re.findall(r"\bindex=(\d+)", instruction.attributes)
+                return [(operands[0], (int(number), *index))]
         return [(operand, ()) for operand in operands]
