@@ -114,21 +114,6 @@ def test_a_launch_that_fails_is_over(beating) -> None:
     beating.expect(lambda: beating.page.running == 0 < beating.page.launched)
 
 
-def test_compiling_is_no_part_of_what_a_program_takes(beating) -> None:
-    launch = LaunchedProgram(Label())
-    beating.beat.launching(launch)
-    beating.beat._compiling()
-    time.sleep(0.5)
-    beating.beat._compiled()
-    assert beating.page.running == 1
-    launch.returned()
-    beating.beat.look()
-    assert beating.page.running == 0
-    beating.beat.launching(LaunchedProgram(Label()))
-    beating.beat.look()
-    assert 0 <= beating.page.expected < 0.5
-
-
 def test_phases_nest_and_belong_to_the_thread_that_trains(beating) -> None:
     seen = []
     with heartbeat.phase(Phase.SAVING):
@@ -283,6 +268,22 @@ class Clocked:
         """The shares of the time in which the devices were idle, the host was busy, and it waited for input."""
         usage: Usage = self.page.usage
         return [round(part / usage.sampled, 2) for part in (usage.idle, usage.host, usage.input)]
+
+
+def test_compiling_is_no_part_of_what_a_program_takes(monkeypatch) -> None:
+    clocked = Clocked(monkeypatch)
+    program = clocked.launch()
+    clocked.beat._compiling()
+    clocked.now += 5.0
+    clocked.beat._compiled()
+    clocked.run(0.02)
+    assert clocked.page.running == 1
+    program.ended = True
+    clocked.run(0.001)
+    assert clocked.page.running == 0
+    clocked.launch()
+    clocked.run(0.001)
+    assert clocked.page.expected == pytest.approx(0.02, abs=0.002)
 
 
 def test_a_host_that_its_devices_wait_for_is_seen(monkeypatch) -> None:
