@@ -26,7 +26,7 @@ GRID = [
     if replicas >= workers  # a replica has a device at least, and that is one worker's
     if kind != "groups" or replicas == 8  # others are no pairs, or a single one
 ]
-SOME = [Placement(1, 8, "sharded"), Placement(2, 4, "mirrored")]
+SOME = [Placement(1, 3, "sharded"), Placement(2, 2, "mirrored")]
 """From one process onto several, and from several onto one; test_workers.py has three."""
 
 
