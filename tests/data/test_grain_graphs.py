@@ -318,11 +318,8 @@ def test_a_source_with_a_getitem_of_its_own_is_read_one_by_one() -> None:
 
 @pytest.mark.parametrize("kind", [FilesIterator, LoaderIterator, ReplayIterator, SequenceIterator])
 @pytest.mark.parametrize("begin", [lambda iterator: None, grain.DatasetIterator.__init__], ids=["not begun", "begun"])
-def test_an_iterator_whose_constructor_was_interrupted_can_be_closed(begin, kind, monkeypatch) -> None:
+def test_an_iterator_whose_constructor_was_interrupted_can_be_closed(begin, kind) -> None:
     iterator = kind.__new__(kind)
     begin(iterator)
     iterator.close()  # as Grain's __del__ does; an error there would be printed
     assert iterator.is_closed
-    monkeypatch.setattr(kind, "__str__", lambda _: "it")  # the name of one that has begun
-    with pytest.raises(ValueError, match="^it was closed, so there is no next element"):
-        next(iterator)

@@ -13,19 +13,14 @@ from replicax._grain.installed import READS_SEVERAL
 
 
 class Iterator(grain.DatasetIterator):
-    """An iterator without a parent, whose next element is made by ``advance`` until it ``is_closed``."""
+    """An iterator without a parent; once it ``is_closed``, its ``__next__`` must raise :meth:`closed_error`."""
 
     is_closed = False
     _closed = True  # Grain's: what ``close`` finds if an interrupt came before ``__init__`` has set it
 
-    def __next__(self) -> Any:
-        if self.is_closed:
-            raise ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
-        return self.advance()
-
-    def advance(self) -> Any:
-        """Return the next element; raise ``StopIteration`` if there is none."""
-        raise NotImplementedError
+    def closed_error(self) -> ValueError:
+        """The error that there is no next element."""
+        return ValueError(f"{self} was closed, so there is no next element: make another iterator of the dataset")
 
     def release(self) -> None:
         """Free its resources. May be called again, and before ``__init__`` has ended."""

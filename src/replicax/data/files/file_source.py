@@ -88,7 +88,9 @@ class FilesIterator(nodes.Iterator):
         self._counts = [skipped.get(file, 0) for file in files]
         self._begin(0)
 
-    def advance(self) -> Any:
+    def __next__(self) -> Any:
+        if self.is_closed:
+            raise self.closed_error()
         while self._file < len(self._files):
             try:
                 if self._reader is None:

@@ -36,7 +36,9 @@ class ReplayIterator(nodes.Iterator):
         self._rows = 0
         self._skip = 0  # how many of these have yet to be skipped
 
-    def advance(self) -> Any:
+    def __next__(self) -> Any:
+        if self.is_closed:
+            raise self.closed_error()
         if self._iterator is None:
             self._iterator = iter(self._make())
         while True:
@@ -84,7 +86,9 @@ class LoaderIterator(nodes.Iterator):
         super().__init__()
         self._iterator: Any = iter(loader)
 
-    def advance(self) -> Any:
+    def __next__(self) -> Any:
+        if self.is_closed:
+            raise self.closed_error()
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -108,7 +112,9 @@ class SequenceIterator(nodes.Iterator):
         self._parts = list(parts)
         self._is_ahead = is_ahead
 
-    def advance(self) -> Any:
+    def __next__(self) -> Any:
+        if self.is_closed:
+            raise self.closed_error()
         while self._parts:
             if self._current is None:
                 self._open()
