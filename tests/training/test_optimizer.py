@@ -544,3 +544,17 @@ def test_the_transformation_stays_the_same(pair) -> None:
     optimizer = replicax.Optimizer(optax.sgd(0.5))
     with pytest.raises(AttributeError, match="'tx' of 'Optimizer' object has no setter"):
         optimizer.tx = optax.sgd(0.1)
+
+
+def test_one_that_a_step_makes_for_itself_is_told(pair) -> None:
+    with pair.scope():
+        w = replicax.Variable([1.0, 1.0], name="w")
+
+    def step():
+        optimizer = replicax.Optimizer(optax.sgd(0.5, momentum=0.9))
+        optimizer.apply_gradients([(jnp.ones(2), w)], aggregate=False)
+
+    for _ in range(2):
+        with pytest.raises(replicax.errors.VariableLostError, match="makes for itself. Make that once, outside"):
+            pair.run(step)
+    assert w.numpy().tolist() == [1.0, 1.0]

@@ -26,19 +26,25 @@ class LostArray:
     Attributes:
       reason: why it is lost.
       cause: the exception by which it was lost, if there was one.
+      cure: what to do about it.
     """
 
     reason: str
     cause: BaseException | None = None
+    cure: str = "Assign it a new value, for example that of the last checkpoint; then it works again."
 
     def error(self, what: str) -> VariableLostError:
         """The error to raise when the value of ``what`` is read."""
-        error = VariableLostError(
-            f"{what} has no value any more: {self.reason}. Assign it a new value, for example that of the last "
-            "checkpoint; then it works again."
-        )
+        error = VariableLostError(f"{what} has no value any more: {self.reason}. {self.cure}")
         error.__cause__ = self.cause
         return error
+
+
+FREED = LostArray(
+    "nothing holds the variable, as the state of an Optimizer that a step makes for itself",
+    cure="Make that once, outside of the step.",
+)
+"""In the place of the array of a variable that is gone."""
 
 
 def present_array(slot: Slot, describe: Callable[[], str]) -> jax.Array:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import jax
 
+from replicax.variables.lost_arrays import FREED
+
 
 class View(Protocol):
     """An object of another library that holds the array of a variable as its own."""
@@ -78,7 +80,7 @@ class Slot:
 
     def release(self) -> None:
         """Free the array; the variable is gone."""
-        self._move(SlotGroup([None]), 0)
+        self._move(SlotGroup([FREED]), 0)
         escaped.discard(self)
         for cache in list(self.caches):
             cache.forget(self)
