@@ -22,13 +22,13 @@ from replicax.collectives import Communicator, ReduceOp, check_other_dims, check
 from replicax.communication import CommunicationOptions
 from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array, check_numbers
-from replicax.errors import ShareWarning, warn
+from replicax.errors import LocalityError, ShareWarning, warn
 from replicax.execution.cache import ProgramCache
 from replicax.execution.replica_values import ARRAYS, cant_be_told
 from replicax.execution.run import run_compiled
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
-from replicax.values import Local, PerReplica, Ragged, Stacked
+from replicax.values import USE_LEAVES, Local, PerReplica, Ragged, Stacked
 from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging
 from replicax.variables.store import current_store
@@ -184,7 +184,11 @@ def _seen_here(replicas: Replicas) -> Sequence[int]:
 
 def _flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of ``value``, with the copies of on-read variables as ``PerReplica``, and its structure."""
-    leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_leaf)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(registered(value), is_leaf=is_leaf)
+    except LocalityError as error:
+        error.add_note(f"A pytree class took its parts for arrays when it was taken apart. {USE_LEAVES}")
+        raise
     copies = [
         current_store().copies(leaf) if isinstance(leaf, Variable) and leaf.is_stacked else leaf for leaf in leaves
     ]
