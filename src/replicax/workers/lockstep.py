@@ -218,7 +218,8 @@ class Lockstep:
             shards = [shard.data for array in arrays for shard in array.addressable_shards]
             for name, is_special in special_values.items():
                 if any(is_special(x).any() for x in shards):
-                    error = FloatingPointError(f"invalid value ({name}) encountered in {what}")
+                    alone = ". One worker tells its operation." if self.several else ""
+                    error = FloatingPointError(f"invalid value ({name}) encountered in {what}{alone}")
         if error is not None:
             self._told = None  # it may be an object that was raised before
             self.fail(error, what)
