@@ -522,10 +522,9 @@ def test_servers_that_always_die_are_an_error() -> None:
     with strategy.scope():
         v = replicax.Variable(1.0, name="v")
     with coordinator_of(strategy) as (coordinator, actors):
-        coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
-        coordinator.join(WAIT)
         dying(actors, random.Random(0), 1.0, most=1000)
         coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
         with pytest.raises(replicax.errors.WorkerError, match=r"servers can't go on: .*Restore .* from a checkpoint"):
             coordinator.join(WAIT)
+        assert [actor.kind.__name__ for actor in actors.actors].count("ShardServer") == 1 + 10  # and ten times another
         close_without_values(coordinator)

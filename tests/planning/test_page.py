@@ -303,15 +303,18 @@ def test_each_number_stands_where_its_name_says(numbers) -> None:
     assert stage["timeline"]["hidden"] == 0.75
 
 
-LOOKS = {"page": "70325a8a7506feb9", "terminal": "ecbd0d88cdb2c4b5"}
+LOOKS = {"page": "70325a8a7506feb9", "page of nothing": "fade14b8f155665b", "terminal": "ecbd0d88cdb2c4b5"}
 
 
 def test_what_is_drawn_and_printed_looks_as_it_did(numbers, tmp_path) -> None:
     console = rich.console.Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     print_plan(numbers, console)
     shown = {"terminal": console.file.getvalue()}
+    point = ScalingPoint(8, (2, 2), 0.0, 0.0, 0.0, 0.0)
+    idle = {"memory": Memory(0, 0, 0, 0, 0), "estimate": Estimate(0.0, 0.0, 0.0), "timeline": None, "scaling": (point,)}
     with mpl.rc_context({"svg.fonttype": "none"}):
-        shown["page"] = re.sub(r'(id="|#)[^")]+|matplotlib version [\d.]+', "", page(numbers))
+        for name, one in (("page", numbers), ("page of nothing", dataclasses.replace(numbers, **idle))):
+            shown[name] = re.sub(r'(id="|#)[^")]+|matplotlib version [\d.]+', "", page(one))
     found = {}
     for name, text in shown.items():
         rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.0f}", text)  # of points in pictures
