@@ -235,7 +235,8 @@ def test_a_checkpoint_that_the_user_removes_is_forgotten(checkpoint, tmp_path) -
 
 
 def test_a_folder_that_is_deleted_during_a_run_gets_its_id_again(checkpoint, tmp_path) -> None:
-    with replicax.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=1, best=("loss", "min")) as manager:
+    options = {"max_to_keep": 1, "every_steps": 2, "best": ("loss", "min")}
+    with replicax.CheckpointManager(checkpoint, tmp_path / "run", **options) as manager:
         manager.save(3, {"loss": 1.0})
         manager.wait()
         shutil.rmtree(tmp_path / "run")

@@ -214,7 +214,7 @@ class CheckpointManager(NameHints):
         for name in unfinished[:_MOST_LINES]:
             log.warning("%s was never finished, and there is no other: the run begins", name)
         _log_more(len(unfinished), "were never finished")
-        self._steps = {}
+        self._steps, self._last = {}, 0
         return None
 
     @heartbeat.phase(Phase.RESTORING)
