@@ -74,6 +74,22 @@ def test_a_checkpoint_goes_to_own_disks_and_then_to_one_that_all_share(tmp_path:
     ]  # fmt: skip
 
 
+def test_workers_with_a_new_disk_know_the_same_checkpoints(tmp_path: pathlib.Path) -> None:
+    def goes_on(worker: SimulatedWorkers) -> list[Any]:
+        folder = tmp_path / f"disk-{worker.index}"
+        manager = replicax.CheckpointManager(checkpoint_of(worker, x=np.arange(3.0)), folder, best=("loss", "min"))
+        before = manager.steps, manager.latest_step, manager.best_step
+        manager.restore_latest()
+        manager.save(3, {"loss": 2.0})
+        manager.close()
+        return [*before, manager.steps, manager.best_step]
+
+    with replicax.CheckpointManager(replicax.Checkpoint(x=np.arange(3.0)), tmp_path / "disk-0") as manager:
+        manager.save(1, {"loss": 1.0})
+        manager.save(2, {"loss": 3.0})
+    assert run(SimulatedWorkers.of(2), goes_on) == [[(1, 2), 2, 1, (1, 2, 3), 1]] * 2
+
+
 @pytest.mark.parametrize("fault", ["other objects", "no memory"])
 def test_a_fault_on_a_disk_is_told_on_all_others_at_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, fault: str

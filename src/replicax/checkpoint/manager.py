@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import time
@@ -106,6 +107,7 @@ class CheckpointManager(NameHints):
             complete = self._folder.complete()
         found = lockstep.exchange("lists its checkpoints", complete, path)
         self._steps = {step: theirs[step] for theirs in reversed(found) for step in theirs}
+        self._elsewhere = self._steps.keys() - complete.keys()  # only on disks of other workers
 
     @property
     def directory(self) -> str:
@@ -115,7 +117,7 @@ class CheckpointManager(NameHints):
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps with a complete checkpoint, the newest last."""
-        return tuple(step for step in self._folder.steps() if step in self._steps)
+        return tuple(sorted(self._steps.keys() & {*self._folder.steps(), *self._elsewhere}))
 
     @property
     def latest_step(self) -> int | None:
@@ -196,9 +198,11 @@ class CheckpointManager(NameHints):
           ValueError, ContextError: as :meth:`Checkpoint.restore`.
         """
         self.checkpoint.wait()
-        everyones = self._lockstep.exchange("lists its checkpoints", self._folder.steps(), self.directory)
+        own = self._folder.steps()
+        everyones = {*itertools.chain(*self._lockstep.exchange("lists its checkpoints", own, self.directory))}
+        self._elsewhere = everyones.difference(own)
         problems: list[str] = []
-        for step in sorted({step for theirs in everyones for step in theirs}, reverse=True):
+        for step in sorted(everyones, reverse=True):
             if self._restore_step(step, problems):
                 _log_more(len(problems), "checkpoints were passed over")
                 self._steps = {known: metrics for known, metrics in self._steps.items() if known <= step}
