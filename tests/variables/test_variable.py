@@ -531,8 +531,6 @@ def test_what_belongs_to_one_process_is_not_pickled(pair) -> None:
         (dataset, "a DistributedDataset can't be .*: distribute the dataset itself in the other process"),
         (iter(dataset), r"a DistributedIterator can't be .*: keep its place, iterator.get_state\(\)"),
         ({"mean": replicax.Mean("loss")}, "variable 'loss/total' .* can't be copied or pickled"),
-        (replicax.train(abs, dataset, 0, progress=False), r"TrainingRun\(.* can't be .*: keep what you .* run.numbers"),
-        (pair.extended.trace(jnp.sin, args=(1.0,)), "the program of 'sin' can't be .*: keep its compiled_text"),
     ]:
         with pytest.raises(TypeError, match=message):
             pickle.dumps(value)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-from replicax.errors import cant_be_pickled
 from replicax.loop.wall_time import WallTime, table
 
 if TYPE_CHECKING:
@@ -51,9 +50,6 @@ class TrainingRun:
         self._wall = wall
         self._all: Callable[[], dict[str, float]] = lambda: wall.seconds
         self._request = request
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise cant_be_pickled(repr(self), "keep what you need of it, such as run.step, run.numbers and run.evaluation")
 
     @property
     def is_chief(self) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
 from replicax.devices.mesh import REPLICA_AXIS
-from replicax.errors import cant_be_pickled
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
 from replicax.execution.compiled.host_calls import HostCalls, HostErrors
@@ -125,9 +124,6 @@ class Executable:
     """Tells it from other programs, on all workers."""
     repetitions: dict[int, Executable] = dataclasses.field(default_factory=dict)
     """The results of :meth:`repeated`, by the number of steps."""
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise cant_be_pickled(f"the program of {self.program.name!r}", "keep its compiled_text() or collectives()")
 
     def __repr__(self) -> str:
         found = first_of([locality.name.lower() for locality in self.localities])
