@@ -96,6 +96,7 @@ def test_nans_are_looked_for() -> None:
 
 
 def test_with_a_cache_of_compiled_programs_on_disk(tmp_path) -> None:
-    [(found, hits)] = processes.run(workers_cached.run, str(tmp_path), workers=1, devices=2, fresh=True)
-    np.testing.assert_allclose(found, [[0.0, 3.8415]] * 2, rtol=1e-4)
-    assert hits > 0
+    for _ in range(2):  # the second time from the disk
+        [found] = processes.run(workers_cached.run, str(tmp_path), workers=1, devices=2, fresh=True)
+        np.testing.assert_allclose(found, [0.0, 3.8415], rtol=1e-4)
+    assert list(tmp_path.iterdir())
