@@ -190,23 +190,6 @@ def test_the_scale_of_losses(executor: Any) -> None:
         assert float(v) == 2.0
 
 
-def test_the_mean_of_a_batch_in_micro_batches_is_told_to_be_a_sum() -> None:
-    d = two_towers()
-    with d.scope():
-        v = tf.get_variable("v", initializer=3.0)
-        mean, total = tf.Optimizer(optax.sgd(1.0)), tf.Optimizer(optax.sgd(1.0), loss_reduction="sum")
-    [batch] = d.strategy.distribute_dataset([np.arange(1.0, 7.0)])  # of 3 rows, in micro-batches of 2 and 1
-
-    def run(optimizer: tf.Optimizer, reduce: Any) -> None:
-        step = lambda x: optimizer.minimize(lambda: reduce(x * v.value), var_list=[v])  # noqa: E731
-        d.strategy.run(replicax.loop.accumulated(step, 2), args=(batch,))
-
-    with pytest.raises(ValueError, match=r"loss_reduction='sum', and end the loss in replicax.compute_average_loss\("):
-        run(mean, jnp.mean)
-    run(total, replicax.compute_average_loss)
-    assert float(v) == 3.0 - 3.5
-
-
 @pytest.mark.parametrize("rule", ["descent", "momentum", "nesterov"])
 def test_rules_by_their_old_names(rule: str) -> None:
     """What the documents of 1.x say of each, on the loss w² / 2, whose gradient is w."""

@@ -73,8 +73,7 @@ class Optimizer:
           var_list: by default all trainable variables that ``get_variable`` has made.
 
         Raises:
-          ValueError: there are none, or the loss itself makes further ones: make them before, or name them all. The
-            loss is a mean, of a batch in micro-batches.
+          ValueError: there are none, or the loss itself makes further ones: make them before, or name them all.
         """
         tower = get_tower_context()
         if tower is None:
@@ -84,13 +83,6 @@ class Optimizer:
         variables = trainable_variables() if var_list is None else list(var_list)
         if not variables:
             raise ValueError(f"compute_gradients: there are no variables yet; {_BEFORE}")
-        examples = tower._replica._communicator.examples
-        if self._scales and examples is not None and examples.parts > 1:
-            raise ValueError(
-                "compute_gradients: the loss is a mean, and the batch comes in micro-batches, of which some may be "
-                "smaller: make the optimizer with loss_reduction='sum', and end the loss in "
-                "replicax.compute_average_loss(losses)"
-            )
 
         def share() -> Any:
             return scale_regularization_loss(loss()) if self._scales else loss()
