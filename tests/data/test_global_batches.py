@@ -66,8 +66,10 @@ def test_a_dataset_says_at_once_how_it_can_be_resumed(pair) -> None:
 
 def test_cardinality(pair) -> None:
     examples = pair.make_numpy_dataset(np.zeros(10))
-    assert pair.distribute_dataset(examples.batch(4)).cardinality == 3
-    assert pair.distribute_dataset(examples.batch(4).filter(lambda x: x[0] > 0)).cardinality is None
+    whole, filtered = examples.batch(4), examples.batch(4).filter(lambda x: x[0] > 0)
+    for dataset, count, words in ((whole, 3, "3 batches of 4"), (filtered, None, "batches of 4")):
+        found = pair.distribute_dataset(dataset)
+        assert (found.cardinality, found.plan().source.rpartition(", ")[2]) == (count, words)
     assert pair.distribute_dataset([np.zeros(4)] * 5).cardinality == 5
     assert pair.distribute_dataset(Slow()).cardinality is None
     assert pair.distribute_dataset([np.zeros(4)] * 5, InputOptions(partial_batch="drop")).cardinality is None
