@@ -695,9 +695,18 @@ def test_mutable_arrays_in_a_model(pair) -> None:
         pair.run(lambda model: None, args=(model,))
 
 
+def linear_step(model, *args) -> None:
+    pass
+
+
+LINEAR = "was a Linear (known by its structure and variables), now another"
 MADE_ANEW = {
-    "args[0]: another Linear than before, or one of another structure": lambda: nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
-    "args[0]: was a Mean that is gone, now the Python value Mean('mean')": replicax.Mean,
+    f"args[0]: {LINEAR}": lambda: (linear_step, nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
+    f"the captured value 'args[0]': {LINEAR}": lambda: (
+        functools.partial(linear_step, nnx.Linear(1, 1, rngs=nnx.Rngs(0))),
+    ),
+    "args[0]: was a Mean that is gone, now the Python value Mean('mean')": lambda: (linear_step, replicax.Mean()),
+    "args[0]: was a variable, now another": lambda: (linear_step, replicax.Variable(1.0)),
 }
 
 
@@ -708,7 +717,8 @@ def test_objects_that_are_made_for_each_call_are_told(change) -> None:
 
     def run_often() -> None:
         for _ in range(11):
-            strategy.run(lambda thing: None, args=(MADE_ANEW[change](),))
+            step, *args = MADE_ANEW[change]()
+            strategy.run(step, args=args)
 
     with pytest.warns(replicax.errors.RetraceWarning, match=re.escape(change) + ".*objects, such as models.*, once"):
         run_often()

@@ -12,7 +12,7 @@ from replicax import _jax
 from replicax.errors import PACKAGE, LocalityWarning, RetraceWarning, few, shortened, warn
 from replicax.execution.compiled.replicate import Executable
 from replicax.execution.replica_values import ARRAYS
-from replicax.execution.tracing.arguments import describe_difference, now_per_replica
+from replicax.execution.tracing.arguments import describe_difference, in_words, now_per_replica
 from replicax.execution.tracing.function_key import FunctionKey, Wrapper, any_dead, function_key
 from replicax.execution.tracing.step_errors import as_written
 from replicax.locality import T
@@ -182,7 +182,7 @@ def _difference(old: Any, new: Any) -> list[str]:
     new_fn: FunctionKey = new[0]
     was = dict(old_fn.captured)
     changes = [
-        f"the captured value {name!r}: was {_shown(was.get(name))}, now {_shown(value)}"
+        f"the captured value {name!r}: {in_words(_shown(was.get(name)), _shown(value))}"
         for name, value in new_fn.captured
         if was.get(name) != value
     ]

@@ -335,22 +335,23 @@ def describe_difference(old: Any, new: Any) -> list[str]:
             f"whether the batch is padded: was {len(old_keys) > len(new_keys)}, now {len(new_keys) > len(old_keys)}"
         ]
     return [
-        f"{path_of(new_tree, i)}: {_describe_change(a, b)}"
+        f"{path_of(new_tree, i)}: {in_words(_describe_key(a), _describe_key(b))}"
         for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))
         if a != b
     ]
 
 
-def _describe_change(was: Any, now: Any) -> str:
-    if now[0] is _STATIC and issubclass(now[1], ByKey):
-        return f"another {now[2][-1].__name__} than before, or one of another structure"
-    return f"was {_describe_key(was)}, now {_describe_key(now)}"
+def in_words(was: str, now: str) -> str:
+    """The change of a part of a key that ``was`` and is ``now`` described so."""
+    return f"was {was}, now {'another' if now == was else now}"
 
 
 def _describe_key(key: Any) -> str:
     if key[0] is _STATIC:
         if isinstance(key[2], _jax.ById) and key[2].is_dead:
             return f"a {key[1].__name__} that is gone"
+        if issubclass(key[1], ByKey):
+            return repr(key[2])
         return "a variable" if key[1] is Variable else f"the Python value {shortened(repr(key[2]), 200)}"
     key = TracedKey(*key)
     if key.shapes is not None:

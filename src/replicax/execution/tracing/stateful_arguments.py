@@ -73,13 +73,24 @@ class Adapter(Protocol):
         """The objects of a step, for a loop over the parts of its batch: see :mod:`replicax.models.nnx_parts`."""
 
 
+class _Kind(NamedTuple):
+    """What two objects that hold state must have in common to be the same to a step."""
+
+    state: Hashable
+    number: int
+    cls: type
+
+    def __repr__(self) -> str:
+        return f"a {self.cls.__name__} (known by its structure and variables)"
+
+
 class StatefulArgument(ByKey):
     """One object that holds state, as an argument of a step: number ``index`` of the objects of ``state``."""
 
     __slots__ = ("index", "state", "value")
 
     def __init__(self, value: Any, state: ObjectsState, index: int) -> None:
-        super().__init__((state.key, index, type(value)))
+        super().__init__(_Kind(state.key, index, type(value)))
         self.value = value
         self.state = state
         self.index = index
