@@ -115,6 +115,8 @@ def test_an_interrupt_while_keras_waits_for_its_logs() -> None:
     assert python_utils.pythonify_logs({"loss": failed, "a": {"b": jax.numpy.ones(())}}) == {"b": 1.0, "loss": failed}
 
 
+# An interrupt may come where Python frees a generator of Keras, which swallows it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("pieces", [False, True], ids=["mirrored", "in pieces"])
 def test_an_interrupt_leaves_a_model_its_arrays(monkeypatch: pytest.MonkeyPatch, pieces: bool) -> None:
     """From when its first step begins: before, Keras itself takes the arrays from the model's variables."""
