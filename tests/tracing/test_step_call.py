@@ -318,6 +318,24 @@ def test_arrays_that_an_object_keeps_would_not_be_trained(strategy) -> None:
         assert [trainer.params["w"].tolist(), trainer.momentum.tolist()] == [[1, 1, 1], [0, 0, 0]]
 
 
+class Logger:
+    def __init__(self) -> None:
+        self.last, self.losses, self.named = None, [], {"scale": jnp.ones(())}
+
+    def step(self, x):
+        self.named["loss"] = x.sum() * self.named["scale"]
+        self.losses.append(self.named["loss"])
+        if self.last is not self.losses[-1]:
+            self.last = self.losses[-1]
+        return self.named["loss"]
+
+
+def test_a_step_may_leave_values_in_an_object_that_no_step_reads(strategy) -> None:
+    logger = Logger()
+    for rows in (3, 3, 2, 4):  # traced three times
+        assert float(strategy.run(logger.step, args=(jnp.ones(rows),))) == rows
+
+
 def test_a_module_is_filled_with_variables(pair) -> None:
     with pair.scope():
         kernel = replicax.Variable(jnp.full((3, 2), 2.0), name="kernel")

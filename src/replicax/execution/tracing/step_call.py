@@ -109,8 +109,8 @@ def _check_attributes_stay() -> None:
     lost = [
         read
         for read in read_attributes()
-        if any(map(_counts, read.leaves))
-        and any(isinstance(x, jax.core.Tracer) and _counts(x) for x in read.leaves_now)
+        # A log, to which the step has appended, has more leaves now.
+        if len(read.leaves) == len(now := read.leaves_now) and any(map(_is_computed_anew, read.leaves, now))
     ]
     for read in lost:
         read.put_back()
@@ -126,6 +126,11 @@ _KEEP = (
     "or keep what changes in replicax.Variables (replicax.as_variables, replicax.value_and_grad, replicax.Optimizer), "
     "or with Flax NNX in an nnx.Module."
 )
+
+
+def _is_computed_anew(before: Any, now: Any) -> bool:
+    """Whether a value has been set to a computed one; one of an earlier trace was not read."""
+    return _counts(before) and not isinstance(before, jax.core.Tracer) and isinstance(now, jax.core.Tracer)
 
 
 def _counts(leaf: Any) -> bool:
