@@ -415,8 +415,8 @@ def _without_rows_left(value: Any, axis: Axis, communicator: Communicator, what:
 
 _ROWS_LEFT = (
     "the value has the examples of a padded batch along dim {dim}, and padding would stay among them, as their number "
-    "is not known while the step is compiled. Return the value from the step and call {what} outside, or reduce along "
-    "dim {dim}, too."
+    "is not known while the step is compiled. Return the value from the step and call {what} outside, or along "
+    "dim {dim}."
 )
 
 
