@@ -304,7 +304,7 @@ class Trainer:
         self.steps += 1
         self.cache = jax.grad(lambda params: x[0] @ params["w"])(self.params)["w"]
         self.momentum = 0.9 * self.momentum + replicax.get_replica_context().all_reduce("mean", self.cache)
-        self.params = {"w": self.params["w"] - self.momentum}
+        self.params["w"] = self.params["w"] - self.momentum
         return self.params["w"]
 
 

@@ -101,21 +101,27 @@ def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> 
 
 
 class ReadAttribute(NamedTuple):
-    """An attribute that a step has read of an object, with its value then, and the leaves of that."""
+    """An attribute that a step has read of an object, with its value then, and the leaves and structure of that."""
 
     owner: Any
     name: str
     value: Any
     leaves: list[Any]
+    structure: Any
 
     @property
     def leaves_now(self) -> list[Any]:
         """The leaves of its present value."""
-        return _leaves(Attribute(self.owner, self.name).now)
+        return _flattened(Attribute(self.owner, self.name).now)[0]
 
     def put_back(self) -> None:
-        """Let the object have the value again."""
+        """Let the object have the value again, and a dict or list its items."""
         object.__setattr__(self.owner, self.name, self.value)
+        items = self.structure.unflatten(self.leaves)
+        if isinstance(self.value, dict):
+            self.value.update(items)
+        elif isinstance(self.value, list):
+            self.value[:] = items
 
 
 def read_attributes() -> list[ReadAttribute]:
@@ -123,10 +129,10 @@ def read_attributes() -> list[ReadAttribute]:
     return [read for recording in _active if recording.thread == threading.get_ident() for read in recording.read]
 
 
-def _leaves(value: Any) -> list[Any]:
+def _flattened(value: Any) -> tuple[list[Any], Any]:
     with contextlib.suppress(Exception):  # JAX can't take it apart
-        return jax.tree_util.tree_leaves(value, is_leaf=is_leaf)
-    return []
+        return jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    return [], None
 
 
 class _Recording:
@@ -221,7 +227,7 @@ class _Recording:
         attribute = key.reads[place] = cls(owner, name)
         now = attribute.now
         if cls is Attribute and name not in ("", "__dict__"):
-            self.read.append(ReadAttribute(owner, name, now, _leaves(now)))
+            self.read.append(ReadAttribute(owner, name, now, *_flattened(now)))
         return now
 
 
