@@ -549,7 +549,7 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     x = np.ones(8, np.float32)
     for step, error, match in (
         (mean, ValueError, "end it with replicax.compute_average_loss"),
-        (of_part, ValueError, "global_batch_size=4 is the size of one micro-batch.* pass that of the whole batch, 8"),
+        (of_part, ValueError, r"size=4 is the size of one micro-batch.* whole batch, 8, or .* pass jnp.asarray\(4"),
         (read_later, replicax.errors.TraceError, "'w'.* is read after apply_gradients.*once for the whole batch"),
         (by_itself, ValueError, "differentiates its loss, and calls no apply_gradients"),
         (with_value, ValueError, "the argument 'value' of the transformation"),
@@ -558,6 +558,8 @@ def test_what_can_not_be_accumulated_is_told() -> None:
     ):
         with pytest.raises(error, match=match):
             strategy.run(accumulated(step, 2), args=(x,))
+    labelled = accumulated(lambda x: replicax.compute_average_loss(x, global_batch_size=jnp.asarray(4)), 2)
+    assert float(strategy.run(labelled, args=(x,))) == 2.0
     with pytest.raises(ValueError, match="parts must be an int of at least 1"):
         accumulated(with_value, 0)
     with pytest.raises(ValueError, match=r"of 2 lengths, \[4, 8\]"):

@@ -104,7 +104,8 @@ def compute_average_loss(
         ):
             raise ValueError(
                 f"compute_average_loss: global_batch_size={global_batch_size} is the size of one micro-batch, and the "
-                f"gradients of all are added up: pass that of the whole batch, {examples.count}, or leave it out"
+                f"gradients of all are added up: pass that of the whole batch, {examples.count}, or leave it out. If "
+                f"it is another number, such as that of the labelled examples, pass jnp.asarray({global_batch_size})"
             )
     if global_batch_size is None:
         global_batch_size = replica._communicator.add_up(losses.shape[0])
