@@ -247,27 +247,6 @@ def test_a_mean_along_several_dims_counts_the_numbers_of_the_examples(pair, opti
     close(pair.reduce("sum", by_columns), X[:5].mean(0))
 
 
-ROWS_LEFT = {
-    "reduce": lambda s, v: s.reduce("sum", v),
-    "reduce along another dim": lambda s, v: s.reduce("mean", v, axis=1),
-    "reduce_to": lambda s, v: s.extended.reduce_to("sum", v),
-    "gather along another dim": lambda s, v: s.gather(v, axis=1),
-}
-
-
-@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
-@pytest.mark.parametrize("left", ROWS_LEFT)
-def test_padding_that_would_be_left_in_a_merge_fn_is_an_error(pair, left, options) -> None:
-    merged = lambda v: replicax.get_replica_context().merge_call(ROWS_LEFT[left], args=(v,))  # noqa: E731
-    batch = padded_batch(pair, X[:5], 4)
-    with pytest.raises(ValueError, match=r"in a merge_fn: .* along dim 0, and padding would stay .* or along dim 0\."):
-        pair.run(merged, args=(batch,), options=options)
-    with pytest.raises(ValueError, match="but have shapes|have different shapes"):
-        ROWS_LEFT[left](pair, batch)
-    sums = pair.run(lambda x: merged(jnp.tile(jnp.sum(x), (4, 3))), args=(batch,), options=options)
-    assert np.asarray(sums).shape[0] == 4  # of parameters, of which there are as many
-
-
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_losses_and_metrics_need_an_entry_for_each_row(pair, options) -> None:
     batch = padded_batch(pair, X[:5], 4)

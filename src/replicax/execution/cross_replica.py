@@ -46,12 +46,8 @@ def reduce(
     axis: Axis,
     options: CommunicationOptions | None = None,
     what: str = "strategy.reduce",
-    is_outside: bool = False,
 ) -> Any:
-    """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the user has called.
-
-    If the user has called it outside of steps (``is_outside``), padding that is left is cut off there.
-    """
+    """See :meth:`replicax.Strategy.reduce`; ``what`` is the method that the user has called."""
     units, structure = jax.tree_util.tree_flatten(registered(value), is_leaf=lambda v: is_leaf(v) or is_slices(v))
     if any(map(is_slices, units)):
         dense = iter(reduce(programs, op, [unit for unit in units if not is_slices(unit)], axis, options, what))
@@ -79,9 +75,9 @@ def reduce(
         reduced = _by_form(
             programs,
             values,
-            lambda values, communicator: _reduce_local(op, values, axis, communicator, options, what, is_outside),
+            lambda values, communicator: _reduce_local(op, values, axis, communicator, options, what),
             lambda values: _reduce_components(op, values, axis, what),
-            lambda strategy, values: reduce(strategy.extended.programs, op, values, axis, options, is_outside=True),
+            lambda strategy, values: reduce(strategy.extended.programs, op, values, axis, options),
         )
         for i, result, value in zip(batch, reduced, values, strict=True):
             removed = () if axis is None or value.mask is None else checked_axes(axis, value.values[0].shape, what)
@@ -249,7 +245,6 @@ def _gather_local(value: Any, axis: int, communicator: Communicator) -> Any:
     if communicator.examples is not None:
         array = as_array(value, "strategy.gather: the value")
         [dim] = checked_axes(axis, array.shape, "gather")
-        array = _without_rows_left(array, dim, communicator, "strategy.gather")
         padded = communicator.has_examples_along(array, dim, "strategy.gather", error_if_so=_SIZE_UNKNOWN)
         value = jnp.where(padded, jnp.zeros_like(array), array)  # no effect, but it keeps the question in the program
     return communicator.all_gather(value, axis)
@@ -330,10 +325,7 @@ def _reduce_local(
     communicator: Communicator,
     options: CommunicationOptions | None,
     what: str,
-    is_outside: bool,
 ) -> list[Any]:
-    if communicator.examples is not None and not is_outside:
-        values = [_without_rows_left(v, axis, communicator, what) for v in values]
     if axis is None:
         return communicator.all_reduce(op, values, options)
     values = [as_array(v, f"{what}: a value") for v in values]
@@ -399,25 +391,6 @@ def _without_padding(value: Any, axis: Axis, communicator: Communicator) -> tupl
             counts[dim] = is_theirs, count
         kept = jnp.where(is_theirs & padding, jnp.zeros_like(value), kept)
     return kept, counts
-
-
-def _without_rows_left(value: Any, axis: Axis, communicator: Communicator, what: str) -> Any:
-    """``value``, with questions whether the examples lie along another dim than ``axis``, which are errors if so."""
-    assert communicator.examples is not None
-    shape, rows = np.shape(value), communicator.examples.mask.shape[0]
-    along = () if axis is None else checked_axes(axis, shape, what.rpartition(".")[2])
-    for dim in {dim for dim, size in enumerate(shape) if size == rows}.difference(along):
-        left = f"{what} in a merge_fn: {_ROWS_LEFT.format(what=what, dim=dim)}"
-        padded = communicator.has_examples_along(value, dim, what, error_if_sure=left)
-        value = jnp.where(padded, jnp.zeros_like(value), value)  # as in _gather_local
-    return value
-
-
-_ROWS_LEFT = (
-    "the value has the examples of a padded batch along dim {dim}, and padding would stay among them, as their number "
-    "is not known while the step is compiled. Return the value from the step and call {what} outside, or along "
-    "dim {dim}."
-)
 
 
 def _numbers(value: Any, axis: Axis, counts: Any, communicator: Communicator) -> Any:

@@ -25,7 +25,6 @@ class Question:
       error_if_so: the error's text if they do; ``None`` if they may.
       error_if_not: the error's text if they surely don't, each in its row; the answer is then yes in all other cases.
         ``None``: they need not.
-      error_if_sure: the error's text if they surely do, each in its row; the answer is then no in all other cases.
 
     Attributes:
       answer: ``None`` until it is known.
@@ -39,10 +38,9 @@ class Question:
         look: Callable[[Any], Place] | None = None,
         error_if_so: str | None = None,
         error_if_not: str | None = None,
-        error_if_sure: str | None = None,
     ) -> None:
         self.dim, self.what, self.rows, self.look = dim, what, rows, look
-        self.error_if_so, self.error_if_not, self.error_if_sure = error_if_so, error_if_not, error_if_sure
+        self.error_if_so, self.error_if_not = error_if_so, error_if_not
         self.answer: bool | None = None if error_if_not is None else True
 
     def resolve(self, place: Place, shape: tuple[int, ...]) -> bool:
@@ -52,10 +50,6 @@ class Question:
             if self.rows > 1 and lies_along is not None and place != Rows(self.dim):
                 raise ValueError(self.error_if_not)
             return True
-        if self.error_if_sure is not None:
-            if place == Rows(self.dim):
-                raise ValueError(self.error_if_sure)
-            return False
         dim, unclear = dim_of_examples(place, shape, self.rows)
         if unclear and lies_along in (None, self.dim):
             raise cant_be_told(self.what, self.dim, shape)
