@@ -321,8 +321,9 @@ def now_per_replica(old: Any, new: Any) -> list[tuple[str, tuple[Any, Any]]]:
             was, now = TracedKey(*a), TracedKey(*b)
             if (was.shape, was.dtype) != (now.local_shape, now.dtype):
                 return []
-            changed.append((path_of(new_tree, i), (was.shape, was.dtype)))
-    return changed
+            changed.append((i, (was.shape, was.dtype)))
+    paths = key_paths(new_tree) if changed else []
+    return [(_shown(paths, i), form) for i, form in changed]
 
 
 def describe_difference(old: Any, new: Any) -> list[str]:
@@ -334,8 +335,9 @@ def describe_difference(old: Any, new: Any) -> list[str]:
         return [
             f"whether the batch is padded: was {len(old_keys) > len(new_keys)}, now {len(new_keys) > len(old_keys)}"
         ]
+    paths = key_paths(new_tree)
     return [
-        f"{path_of(new_tree, i)}: {in_words(_describe_key(a), _describe_key(b))}"
+        f"{_shown(paths, i)}: {in_words(_describe_key(a), _describe_key(b))}"
         for i, (a, b) in enumerate(zip(old_keys, new_keys, strict=True))
         if a != b
     ]
