@@ -522,6 +522,8 @@ def test_servers_that_always_die_are_an_error() -> None:
     with strategy.scope():
         v = replicax.Variable(1.0, name="v")
     with coordinator_of(strategy) as (coordinator, actors):
+        coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
+        coordinator.join(WAIT)
         dying(actors, random.Random(0), 1.0, most=1000)
         coordinator.schedule(lambda: strategy.run(lambda: v.assign_add(1.0)))
         with pytest.raises(replicax.errors.WorkerError, match=r"servers can't go on: .*Restore .* from a checkpoint"):
