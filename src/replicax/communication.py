@@ -158,19 +158,12 @@ def _to_neighbour(array: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """A collective in which replicas have waited for too long.
+    """A collective in which replicas have waited for too long."""
 
-    Attributes:
-      timeout: how many seconds they had.
-      number: of the collective, among those of the step.
-      arrived: the number of collectives that each replica has reached.
-      waiting: the replicas that wait in a collective.
-    """
-
-    timeout: float
-    number: int
-    arrived: dict[int, int]
-    waiting: tuple[int, ...]
+    timeout: float  # how many seconds they had
+    number: int  # of the collective, among those of the step
+    arrived: dict[int, int]  # the number of collectives that each replica has reached
+    waiting: tuple[int, ...]  # the replicas that wait in a collective
 
     def joined(self, others: Sequence[Late]) -> Late:
         """Add the replicas of other workers."""

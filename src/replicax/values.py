@@ -43,17 +43,11 @@ class Ragged:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """A tuple with one Python object for each replica: arrays of different dtypes or ranks, or other objects.
+    """A tuple with one Python object for each replica: arrays of different dtypes or ranks, or other objects."""
 
-    Attributes:
-      values: the components of this worker's replicas.
-      replicas: the numbers of those replicas; ``None``: from 0.
-      count: the number of replicas on all workers; ``None``: no others.
-    """
-
-    values: tuple[Any, ...]
-    replicas: tuple[int, ...] | None = None
-    count: int | None = None
+    values: tuple[Any, ...]  # the components of this worker's replicas
+    replicas: tuple[int, ...] | None = None  # the numbers of those replicas; ``None``: from 0
+    count: int | None = None  # the number of replicas on all workers; ``None``: no others
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -66,17 +60,11 @@ class Local:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ExampleMask:
-    """Marks the rows of a padded batch that are examples.
+    """Marks the rows of a padded batch that are examples."""
 
-    Attributes:
-      array: bool ``[num_replicas, rows]``, a slice on each replica's device; ``False`` is padding.
-      count: the number of examples of all replicas: an int32 scalar on all their devices.
-      host: the same as ``array``, on the host.
-    """
-
-    array: jax.Array
-    count: jax.Array
-    host: np.ndarray
+    array: jax.Array  # bool ``[num_replicas, rows]``, a slice on each replica's device; ``False`` is padding
+    count: jax.Array  # the number of examples of all replicas: an int32 scalar on all their devices
+    host: np.ndarray  # the same as ``array``, on the host
 
     @property
     def is_full(self) -> bool:

@@ -18,25 +18,15 @@ from replicax._jax.primitive_families import CONVOLUTIONS, MATRIX_PRODUCTS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConvolutionDimensions:
-    """The roles of the dims of a convolution's operands and result; the others are spatial.
+    """The roles of the dims of a convolution's operands and result; the others are spatial."""
 
-    Attributes:
-      examples: in the operand, that of the examples.
-      channels: in the operand, that of the channels.
-      filter_inputs: in the filter, that of the operand's channels.
-      filter_outputs: in the filter, that of the result's channels.
-      result_examples: in the result, that of the examples.
-      example_groups: how many groups of examples there are, each with channels of the result to itself.
-      channel_groups: how many groups of the operand's channels there are, each likewise.
-    """
-
-    examples: int
-    channels: int
-    filter_inputs: int
-    filter_outputs: int
-    result_examples: int
-    example_groups: int
-    channel_groups: int
+    examples: int  # in the operand, that of the examples
+    channels: int  # in the operand, that of the channels
+    filter_inputs: int  # in the filter, that of the operand's channels
+    filter_outputs: int  # in the filter, that of the result's channels
+    result_examples: int  # in the result, that of the examples
+    example_groups: int  # how many groups of examples there are, each with channels of the result to itself
+    channel_groups: int  # how many groups of the operand's channels there are, each likewise
 
 
 def convolution_dimensions(params: Mapping[str, Any]) -> ConvolutionDimensions:

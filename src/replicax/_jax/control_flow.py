@@ -19,40 +19,24 @@ from replicax._jax.primitive_families import BRANCHES, CONTROL_FLOW, LINEAR_SOLV
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """A ``scan``: its operands are constants, carried values, and values to slice, in this order.
+    """A ``scan``: its operands are constants, carried values, and values to slice, in this order."""
 
-    Attributes:
-      body: the program of one iteration; it takes the scan's operands, but slices of the last ones.
-      constants: how many operands are constants.
-      carried: how many are carried.
-      length: how often it runs.
-      reverse: whether it goes from the last slice to the first.
-      unroll: how many iterations the compiled loop runs as one.
-    """
-
-    body: Jaxpr
-    constants: int
-    carried: int
-    length: int
-    reverse: bool
-    unroll: int
+    body: Jaxpr  # the program of one iteration; it takes the scan's operands, but slices of the last ones
+    constants: int  # how many operands are constants
+    carried: int  # how many are carried
+    length: int  # how often it runs
+    reverse: bool  # whether it goes from the last slice to the first
+    unroll: int  # how many iterations the compiled loop runs as one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class While:
-    """A ``while``: its operands are constants of the test, constants of the body, and carried values.
+    """A ``while``: its operands are constants of the test, constants of the body, and carried values."""
 
-    Attributes:
-      test: the program that says whether to go on.
-      body: the program of one iteration.
-      test_constants: how many operands are the test's.
-      body_constants: how many are the body's.
-    """
-
-    test: Jaxpr
-    body: Jaxpr
-    test_constants: int
-    body_constants: int
+    test: Jaxpr  # the program that says whether to go on
+    body: Jaxpr  # the program of one iteration
+    test_constants: int  # how many operands are the test's
+    body_constants: int  # how many are the body's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

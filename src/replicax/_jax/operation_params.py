@@ -45,19 +45,13 @@ def untouched_dims(params: Params) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolingWindows:
-    """The windows of the gradient of a pooling, dim by dim.
+    """The windows of the gradient of a pooling, dim by dim."""
 
-    Attributes:
-      sizes: how many elements a window has.
-      strides: how far it is from one window to the next.
-      padding: how many elements there are before and after those of the operand, which are chosen last.
-      largest: whether a window chooses its largest element, and not its smallest; of equal ones the first.
-    """
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: tuple[int, ...]  # how many elements a window has
+    strides: tuple[int, ...]  # how far it is from one window to the next
+    # How many elements there are before and after those of the operand, which are chosen last.
     padding: tuple[tuple[int, int], ...]
-    largest: bool
+    largest: bool  # whether a window chooses its largest element, and not its smallest; of equal ones the first
 
 
 def pooling_windows(params: Params) -> PoolingWindows:
@@ -68,15 +62,10 @@ def pooling_windows(params: Params) -> PoolingWindows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DotDimensions:
-    """The dims of a product of matrices; the result has those of the batch, then what is left of each operand.
+    """The dims of a product of matrices; the result has those of the batch, then what is left of each operand."""
 
-    Attributes:
-      contracted: for each of the two operands, the dims that are summed over.
-      batch: for each of them, the dims that they have in common.
-    """
-
-    contracted: tuple[tuple[int, ...], tuple[int, ...]]
-    batch: tuple[tuple[int, ...], tuple[int, ...]]
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]  # for each of the two operands, the dims that are summed over
+    batch: tuple[tuple[int, ...], tuple[int, ...]]  # for each of them, the dims that they have in common
 
 
 def dot_dimensions(params: Params) -> DotDimensions:
@@ -91,15 +80,12 @@ class LookupDimensions:
 
     The slices are a gather's result and a scatter's updates. Their dims that are not those of windows are those of the
     indices, but for the last of these, in their order.
-
-    Attributes:
-      indexed: the dims of the operand that the indices are about, in the order of the indices' last dim.
-      batch: the dims of the operand that go along with one of the indices, and that one.
-      windows: the dims of the operand that slices have parts of, and the dim of the slices that each is.
     """
 
+    # The dims of the operand that the indices are about, in the order of the indices' last dim.
     indexed: tuple[int, ...]
-    batch: Mapping[int, int]
+    batch: Mapping[int, int]  # the dims of the operand that go along with one of the indices, and that one
+    # The dims of the operand that slices have parts of, and the dim of the slices that each is.
     windows: Mapping[int, int]
 
 

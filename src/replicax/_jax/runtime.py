@@ -297,19 +297,12 @@ def tpu_cluster() -> tuple[str, list[str]] | None:
 
 @dataclasses.dataclass(frozen=True)
 class DetectedCluster:
-    """The cluster that ``jax.distributed.initialize()`` would find by itself.
+    """The cluster that ``jax.distributed.initialize()`` would find by itself."""
 
-    Attributes:
-      name: JAX's name of the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …
-      coordinator: the address of process 0, with the port that JAX would choose.
-      count: how many processes there are.
-      index: the number of this one.
-    """
-
-    name: str
-    coordinator: str
-    count: int
-    index: int
+    name: str  # JAX's name of the kind: ``"slurm"``, ``"ompi"``, ``"k8s"``, ``"gcetpu"``, …
+    coordinator: str  # the address of process 0, with the port that JAX would choose
+    count: int  # how many processes there are
+    index: int  # the number of this one
 
 
 def detected_cluster(seconds: float) -> DetectedCluster | None:

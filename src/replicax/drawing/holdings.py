@@ -29,21 +29,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A device.
+    """A device."""
 
-    Attributes:
-      name: such as ``"cpu:3"``.
-      replicas: the numbers of the replicas that it runs; empty if it only holds variables.
-      logical_device: its number in the replica; ``None`` if it is the only one.
-      panel: the part of the system that it belongs to, such as ``"worker 0"``; empty if there is only one.
-      group: its group of replicas, such as ``"group 0"``; empty without groups.
-    """
-
-    name: str
-    replicas: tuple[int, ...]
-    logical_device: int | None
-    panel: str
-    group: str
+    name: str  # such as ``"cpu:3"``
+    replicas: tuple[int, ...]  # the numbers of the replicas that it runs; empty if it only holds variables
+    logical_device: int | None  # its number in the replica; ``None`` if it is the only one
+    panel: str  # the part of the system that it belongs to, such as ``"worker 0"``; empty if there is only one
+    group: str  # its group of replicas, such as ``"group 0"``; empty without groups
 
 
 Bounds = tuple[tuple[int, int], ...]
@@ -52,21 +44,13 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class DevicePart:
-    """One device's part of a variable.
+    """One device's part of a variable."""
 
-    Attributes:
-      bounds: the part of a value, without padding.
-      own: whether each replica has its own value.
-      copies: the number of replicas whose values it has; their numbers are consecutive from ``first``.
-      first: the number of the first of these replicas; 0 if all have the same value.
-      bytes: the memory of the part.
-    """
-
-    bounds: Bounds
-    own: bool
-    copies: int
-    first: int
-    bytes: int
+    bounds: Bounds  # the part of a value, without padding
+    own: bool  # whether each replica has its own value
+    copies: int  # the number of replicas whose values it has; their numbers are consecutive from ``first``
+    first: int  # the number of the first of these replicas; 0 if all have the same value
+    bytes: int  # the memory of the part
 
     @property
     def size(self) -> int:
@@ -76,23 +60,14 @@ class DevicePart:
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """The parts of a variable on the devices.
+    """The parts of a variable on the devices."""
 
-    Attributes:
-      name: the variable's.
-      kind: its dtype and shape.
-      where: a description of its layout.
-      shape: the shape of one value.
-      bytes: the bytes of one value.
-      parts: the parts of each device; ``None`` for devices without one.
-    """
-
-    name: str
-    kind: str
-    where: str
-    shape: tuple[int, ...]
-    bytes: int
-    parts: tuple[DevicePart | None, ...]
+    name: str  # the variable's
+    kind: str  # its dtype and shape
+    where: str  # a description of its layout
+    shape: tuple[int, ...]  # the shape of one value
+    bytes: int  # the bytes of one value
+    parts: tuple[DevicePart | None, ...]  # the parts of each device; ``None`` for devices without one
 
     def shown_dims(self) -> tuple[int | None, int | None]:
         """The two dims that the picture shows: those that are split, and then the largest."""
@@ -119,19 +94,12 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The communication in one run of a program: all collectives of one kind among the same devices.
+    """The communication in one run of a program: all collectives of one kind among the same devices."""
 
-    Attributes:
-      kind: such as ``"all-gather"``.
-      groups: the devices that communicate with each other, by their places in the mesh.
-      count: the number of collectives.
-      bytes: the sum of their results on one device.
-    """
-
-    kind: str
-    groups: tuple[tuple[int, ...], ...]
-    count: int
-    bytes: int
+    kind: str  # such as ``"all-gather"``
+    groups: tuple[tuple[int, ...], ...]  # the devices that communicate with each other, by their places in the mesh
+    count: int  # the number of collectives
+    bytes: int  # the sum of their results on one device
 
 
 def columns_of(replicas: Replicas, devices: Sequence[jax.Device], groups: int) -> list[Column]:

@@ -90,25 +90,18 @@ def _as_collective(instruction: Instruction) -> Collective | None:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveUse:
-    """A collective that a program issues, as often as it does.
+    """A collective that a program issues, as often as it does."""
 
-    Attributes:
-      kind: as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another.
-      bytes: the bytes of its result on one device.
-      axes: the axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices
-        tell each other, ``"slice"``.
-      groups: the devices of each group, by their places in the mesh, those in most slices first; of a permute, of each
-        chain, the longest first.
-      count: how often it is issued in one run.
-      where: in the traced program, in JAX's words.
-    """
-
-    kind: str
-    bytes: int
+    kind: str  # as in :class:`Collective`; or ``"send"``, of what a pipeline sends from one logical device to another
+    bytes: int  # the bytes of its result on one device
+    # The axes of the mesh along which its participants lie: ``"replica"``, ``"logical0"``, …; of what slices tell each
+    # other, ``"slice"``.
     axes: tuple[str, ...]
+    # The devices of each group, by their places in the mesh, those in most slices first; of a permute, of each chain,
+    # the longest first.
     groups: tuple[tuple[int, ...], ...]
-    count: int
-    where: str = ""
+    count: int  # how often it is issued in one run
+    where: str = ""  # in the traced program, in JAX's words
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -133,17 +126,12 @@ class ProgramDevices:
     Of TPUs in several slices each slice has a program, and a plan is about the first one's. A collective among all is
     there what the devices of a slice do together, and what each then sends to those in its place in the other slices.
     Of other devices there is one program for all slices, and collectives may go beyond a slice.
-
-    Attributes:
-      axes: the axes of their mesh, and the sizes, in order.
-      slices: the number of their slices, one after the other.
-      programs: the number of programs of these slices.
-      places: the places of the devices in a mesh that has others as well; ``None`` if it has not.
     """
 
-    axes: dict[str, int]
-    slices: int = 1
-    programs: int = 1
+    axes: dict[str, int]  # the axes of their mesh, and the sizes, in order
+    slices: int = 1  # the number of their slices, one after the other
+    programs: int = 1  # the number of programs of these slices
+    # The places of the devices in a mesh that has others as well; ``None`` if it has not.
     places: tuple[int, ...] | None = None
 
 

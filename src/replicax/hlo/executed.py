@@ -18,24 +18,15 @@ _PASSES_ON = ("copy", "bitcast", "convert", "copy-done", "copy-start")
 
 @dataclasses.dataclass(frozen=True)
 class Executed:
-    """An instruction that runs.
+    """An instruction that runs."""
 
-    Attributes:
-      instruction: which.
-      computation: where it stands.
-      times: how often it runs in one run of the program.
-      trips: how often it runs what it calls each time: a loop its body; ``None`` if that is not known, and it counts as
-        once.
-      is_fused: whether it is part of a fusion, whose inner values lie in no memory.
-      in_arm: whether it stands in an arm of a branch, which not every device may take.
-    """
-
-    instruction: Instruction
-    computation: Computation
-    times: int
+    instruction: Instruction  # which
+    computation: Computation  # where it stands
+    times: int  # how often it runs in one run of the program
+    # How often it runs what it calls each time: a loop its body; ``None`` if that is not known, and it counts as once.
     trips: int | None
-    is_fused: bool
-    in_arm: bool
+    is_fused: bool  # whether it is part of a fusion, whose inner values lie in no memory
+    in_arm: bool  # whether it stands in an arm of a branch, which not every device may take
 
 
 def executed(module: Module) -> Iterator[Executed]:

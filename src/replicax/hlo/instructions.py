@@ -24,17 +24,11 @@ _NUMBER = re.compile(r"(\w+)=(\d+)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Array:
-    """The type of one array.
+    """The type of one array."""
 
-    Attributes:
-      dtype: HLO's name of it: ``"f32"``, ``"bf16"``, ``"pred"``, …
-      dims: the shape.
-      space: the memory that it lies in; 0 is the device's main memory (HBM), 5 the host's.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    space: int = 0
+    dtype: str  # HLO's name of it: ``"f32"``, ``"bf16"``, ``"pred"``, …
+    dims: tuple[int, ...]  # the shape
+    space: int = 0  # the memory that it lies in; 0 is the device's main memory (HBM), 5 the host's
 
     @property
     def bytes(self) -> int:
@@ -47,27 +41,16 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    Attributes:
-      name: the name of its result.
-      opcode: the operation.
-      type: the type of its result, as it is written.
-      arrays: the arrays of its result, one after the other.
-      operands: the names of the instructions whose results it takes.
-      arguments: what stands between the parentheses, as it is written.
-      attributes: what stands behind them.
-      is_root: whether its result is that of its computation.
-    """
-
-    name: str
-    opcode: str
-    type: str
-    arrays: tuple[Array, ...]
-    operands: tuple[str, ...]
-    arguments: str
-    attributes: str
-    is_root: bool
+    name: str  # the name of its result
+    opcode: str  # the operation
+    type: str  # the type of its result, as it is written
+    arrays: tuple[Array, ...]  # the arrays of its result, one after the other
+    operands: tuple[str, ...]  # the names of the instructions whose results it takes
+    arguments: str  # what stands between the parentheses, as it is written
+    attributes: str  # what stands behind them
+    is_root: bool  # whether its result is that of its computation
 
     @property
     def bytes(self) -> int:

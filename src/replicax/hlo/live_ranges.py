@@ -28,15 +28,10 @@ class LiveValue:
 
 @dataclasses.dataclass(frozen=True)
 class LiveRanges:
-    """A program's steps, and what is in memory when it is fullest.
+    """A program's steps, and what is in memory when it is fullest."""
 
-    Attributes:
-      sequence: the instruction of each step, with those of loops and branches in between.
-      values: those that are in memory then.
-    """
-
-    sequence: tuple[str, ...]
-    values: tuple[LiveValue, ...]
+    sequence: tuple[str, ...]  # the instruction of each step, with those of loops and branches in between
+    values: tuple[LiveValue, ...]  # those that are in memory then
 
 
 def live_ranges(text: str) -> LiveRanges:

@@ -31,13 +31,9 @@ _TRIES = 5
 
 
 class Offers(list[Any]):
-    """The contributions of the replicas to a collective, in their order.
+    """The contributions of the replicas to a collective, in their order."""
 
-    Attributes:
-      result: computed by the first of this worker's replicas, for the others.
-    """
-
-    result: Any = None
+    result: Any = None  # computed by the first of this worker's replicas, for the others
 
 
 @declared

@@ -30,77 +30,48 @@ from replicax.variables.slots import Slot
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Send:
-    """Values of one logical device that are sent to another.
+    """Values of one logical device that are sent to another."""
 
-    Attributes:
-      origin: the logical device that has them.
-      target: the one that gets them.
-      pairs: the places of each on the origin and on the target. (A value on a device has its own place in a step.)
-      shardings: the sharding of each on the target.
-      sizes: the bytes of each, of one replica.
-    """
-
-    origin: int
-    target: int
+    origin: int  # the logical device that has them
+    target: int  # the one that gets them
+    # The places of each on the origin and on the target. (A value on a device has its own place in a step.)
     pairs: list[tuple[int, int]]
-    shardings: list[NamedSharding]
-    sizes: list[int]
+    shardings: list[NamedSharding]  # the sharding of each on the target
+    sizes: list[int]  # the bytes of each, of one replica
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One region in the plan.
+    """One region in the plan."""
 
-    Attributes:
-      device: the logical device.
-      jitted: its program.
-      takes: the places of its operands: of those whose memory it may take, and of the others.
-      gives: the places of its results.
-      avals: of its operands.
-      operations: how many of each kind it has.
-      calls_back: whether it calls Python functions on the host, or prints.
-      sends: what is sent when it has been launched.
-      free: what is not needed any more then.
-    """
-
-    device: int
-    jitted: Any
+    device: int  # the logical device
+    jitted: Any  # its program
+    # The places of its operands: of those whose memory it may take, and of the others.
     takes: tuple[list[int], list[int]]
-    gives: list[int]
-    avals: tuple[list[Any], list[Any]]
-    operations: collections.Counter[str]
-    calls_back: bool
-    sends: list[Send]
-    free: list[int]
+    gives: list[int]  # the places of its results
+    avals: tuple[list[Any], list[Any]]  # of its operands
+    operations: collections.Counter[str]  # how many of each kind it has
+    calls_back: bool  # whether it calls Python functions on the host, or prints
+    sends: list[Send]  # what is sent when it has been launched
+    free: list[int]  # what is not needed any more then
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LaunchPlan:
-    """The launches of one run of a placed program, in order.
+    """The launches of one run of a placed program, in order."""
 
-    Attributes:
-      slots: how many places there are for values.
-      donated: the places of the arrays of variables that are read and written.
-      kept: the places of those that are only read.
-      given: for each place of each argument: the argument's number, the place, its sharding there, and its shape for
-        one replica.
-      constants: arrays that are always there, by place.
-      first: what is sent at the start.
-      launches: the regions.
-      written: the places of the new arrays of variables.
-      results: the places of the results.
-      signals: for each region that only calls back or prints, the place of an array that tells that it has succeeded.
-    """
-
-    slots: int
-    donated: list[int]
-    kept: list[int]
+    slots: int  # how many places there are for values
+    donated: list[int]  # the places of the arrays of variables that are read and written
+    kept: list[int]  # the places of those that are only read
+    # For each place of each argument: the argument's number, the place, its sharding there, and its shape for one
+    # replica.
     given: list[tuple[int, int, NamedSharding, jax.ShapeDtypeStruct]]
-    constants: Mapping[int, jax.Array]
-    first: list[Send]
-    launches: list[Launch]
-    written: list[int]
-    results: list[int]
+    constants: Mapping[int, jax.Array]  # arrays that are always there, by place
+    first: list[Send]  # what is sent at the start
+    launches: list[Launch]  # the regions
+    written: list[int]  # the places of the new arrays of variables
+    results: list[int]  # the places of the results
+    # For each region that only calls back or prints, the place of an array that tells that it has succeeded.
     signals: list[int]
     _compiled: list[Any] | None = None
     _lock: Any = dataclasses.field(default_factory=threading.Lock)
@@ -182,15 +153,10 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> li
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class PlacedExecutable(Executable):
-    """A program whose operations are placed on logical devices: a program for each region.
+    """A program whose operations are placed on logical devices: a program for each region."""
 
-    Attributes:
-      plan: the regions, in the order in which they are launched.
-      homes: the logical devices of its variables.
-    """
-
-    plan: LaunchPlan
-    homes: Mapping[Slot, int]
+    plan: LaunchPlan  # the regions, in the order in which they are launched
+    homes: Mapping[Slot, int]  # the logical devices of its variables
 
     @property
     def loops(self) -> bool:

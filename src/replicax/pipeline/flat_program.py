@@ -48,21 +48,14 @@ class FlatOperation:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A program as one list of operations over one replica's values.
+    """A program as one list of operations over one replica's values."""
 
-    Attributes:
-      inputs: the variables that it reads, its arguments, and its constants, in this order.
-      operations: in an order in which they can run. Some only tell where values were whose gradients go back there.
-      outputs: the new values of the variables that it writes, and its results; some may be literals.
-      closed_over: those of the inputs that are constants.
-      constants: their values.
-    """
-
-    inputs: list[Any]
+    inputs: list[Any]  # the variables that it reads, its arguments, and its constants, in this order
+    # In an order in which they can run. Some only tell where values were whose gradients go back there.
     operations: list[FlatOperation]
-    outputs: list[Any]
-    closed_over: list[Any]
-    constants: list[Any]
+    outputs: list[Any]  # the new values of the variables that it writes, and its results; some may be literals
+    closed_over: list[Any]  # those of the inputs that are constants
+    constants: list[Any]  # their values
 
     def jaxpr(self, like: _jax.Jaxpr) -> _jax.Jaxpr:
         """The flat program as a jaxpr."""

@@ -54,17 +54,11 @@ class Hold(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a value.
+    """The place of a value."""
 
-    Attributes:
-      hold: how firmly.
-      device: the logical device; ``None`` if it has no place.
-      since: the reason for its place, in words.
-    """
-
-    hold: Hold
-    device: int | None = None
-    since: str = ""
+    hold: Hold  # how firmly
+    device: int | None = None  # the logical device; ``None`` if it has no place
+    since: str = ""  # the reason for its place, in words
 
 
 _DEFAULT = Place(Hold.DEFAULT, 0)

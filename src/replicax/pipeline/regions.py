@@ -21,25 +21,15 @@ from replicax.pipeline.placement import Placement
 
 @dataclasses.dataclass(eq=False)
 class Region:
-    """Operations that run as one program on one logical device of each replica.
+    """Operations that run as one program on one logical device of each replica."""
 
-    Attributes:
-      device: the logical device.
-      operations: their numbers in the flat program, in order.
-      needs: the values that must be there before.
-      makes: the values that it computes.
-      cost: how long it takes, in arbitrary units.
-      sends: the values that are sent to other devices.
-      outputs: which of the program's outputs come out of it.
-    """
-
-    device: int
-    operations: list[int]
-    needs: dict[Any, None]
-    makes: dict[Any, None]
-    cost: float
-    sends: set[Any] = dataclasses.field(default_factory=set)
-    outputs: list[int] = dataclasses.field(default_factory=list)
+    device: int  # the logical device
+    operations: list[int]  # their numbers in the flat program, in order
+    needs: dict[Any, None]  # the values that must be there before
+    makes: dict[Any, None]  # the values that it computes
+    cost: float  # how long it takes, in arbitrary units
+    sends: set[Any] = dataclasses.field(default_factory=set)  # the values that are sent to other devices
+    outputs: list[int] = dataclasses.field(default_factory=list)  # which of the program's outputs come out of it
 
     def joined(self, later: Region) -> Region:
         """This region and another one after it, as one."""

@@ -46,27 +46,16 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compilation:
-    """A program that was compiled; or was not, because it does not fit. Equal to no other.
+    """A program that was compiled; or was not, because it does not fit. Equal to no other."""
 
-    Attributes:
-      module: the optimised program.
-      allocations: the allocations of its memory.
-      live: what is in memory when it is fullest; nothing where the compiler does not tell.
-      host: the bytes of what it keeps in the host's memory.
-      code: the size of the program with its constants, in bytes; where that is not known, of its constants.
-      seconds: how long compiling took.
-      available: if it does not fit, the bytes that the compiler says there are; it rounds them.
-      words: if it does not fit, what the compiler says.
-    """
-
-    module: Module
-    allocations: list[Allocation]
-    live: LiveRanges
-    host: int
-    code: int
-    seconds: float
-    available: int | None = None
-    words: str = ""
+    module: Module  # the optimised program
+    allocations: list[Allocation]  # the allocations of its memory
+    live: LiveRanges  # what is in memory when it is fullest; nothing where the compiler does not tell
+    host: int  # the bytes of what it keeps in the host's memory
+    code: int  # the size of the program with its constants, in bytes; where that is not known, of its constants
+    seconds: float  # how long compiling took
+    available: int | None = None  # if it does not fit, the bytes that the compiler says there are; it rounds them
+    words: str = ""  # if it does not fit, what the compiler says
 
 
 def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: jax.Device) -> Compilation:

@@ -51,17 +51,11 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """The chips of a group along one dim.
+    """The chips of a group along one dim."""
 
-    Attributes:
-      chips: how many of the group's.
-      extent: how many chips lie from the first to the last, with those of other groups between them.
-      wraps: whether the last one is linked to the first.
-    """
-
-    chips: int
-    extent: int
-    wraps: bool
+    chips: int  # how many of the group's
+    extent: int  # how many chips lie from the first to the last, with those of other groups between them
+    wraps: bool  # whether the last one is linked to the first
 
     @property
     def links(self) -> float:

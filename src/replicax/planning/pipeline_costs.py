@@ -28,21 +28,14 @@ from replicax.planning.memory import (
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLoad:
-    """One device's part of a step.
+    """One device's part of a step."""
 
-    Attributes:
-      memory: its memory, with all buffers.
-      cost: the cost of what it computes.
-      collectives: those it takes part in, and what it sends to other logical devices.
-      schedule: the programs that it runs, in their order, and where their devices lie.
-      programs: the number of different programs.
-    """
-
-    memory: Memory
-    cost: Cost
-    collectives: list[CollectiveUse]
+    memory: Memory  # its memory, with all buffers
+    cost: Cost  # the cost of what it computes
+    collectives: list[CollectiveUse]  # those it takes part in, and what it sends to other logical devices
+    # The programs that it runs, in their order, and where their devices lie.
     schedule: list[tuple[Module, ProgramDevices]]
-    programs: int = 1
+    programs: int = 1  # the number of different programs
 
 
 def compile_regions(executable: PlacedExecutable) -> list[Compilation]:

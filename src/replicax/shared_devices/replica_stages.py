@@ -17,22 +17,17 @@ _SUMS = AXIS_SUMS | {all_reduce_p.name}
 
 @dataclasses.dataclass(slots=True)
 class ReplicaStage:
-    """The operations after some collectives and before the next ones.
+    """The operations after some collectives and before the next ones."""
 
-    Attributes:
-      common: operations on values that all replicas have alike, in their order.
-      alone: what each replica does by itself, in its order.
-      collectives: the collectives at the end.
-      kept: results of ``alone`` that are needed outside of it.
-      alike: those results of which all replicas compute the same; ``kept`` has the others.
-      summed: results of ``alone`` of which only the sum over all replicas is needed.
-    """
-
+    # Operations on values that all replicas have alike, in their order.
     common: list[_jax.Equation] = dataclasses.field(default_factory=list)
+    # What each replica does by itself, in its order.
     alone: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    collectives: list[_jax.Equation] = dataclasses.field(default_factory=list)
-    kept: list[Any] = dataclasses.field(default_factory=list)
+    collectives: list[_jax.Equation] = dataclasses.field(default_factory=list)  # the collectives at the end
+    kept: list[Any] = dataclasses.field(default_factory=list)  # results of ``alone`` that are needed outside of it
+    # Those results of which all replicas compute the same; ``kept`` has the others.
     alike: list[Any] = dataclasses.field(default_factory=list)
+    # Results of ``alone`` of which only the sum over all replicas is needed.
     summed: list[Any] = dataclasses.field(default_factory=list)
 
 

@@ -57,17 +57,12 @@ def _threefry() -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaTerm:
-    """The term of each replica in a sum over replicas.
+    """The term of each replica in a sum over replicas."""
 
-    Attributes:
-      value: the term.
-      product: the matrix product or convolution that it is, transposed or cast; ``None`` if it is another value.
-      moves: how the product is transposed and cast, one after the other.
-    """
-
-    value: Any
+    value: Any  # the term
+    # The matrix product or convolution that it is, transposed or cast; ``None`` if it is another value.
     product: _jax.Equation | None = None
-    moves: tuple[_jax.Equation, ...] = ()
+    moves: tuple[_jax.Equation, ...] = ()  # how the product is transposed and cast, one after the other
 
     @property
     def parts(self) -> Sequence[Any]:

@@ -21,11 +21,9 @@ class Blocks:
 
     A loop keeps the sums of pairs. When it has four of them it adds them up, and their sum is a term of the next such
     array; so a loop over ``8**i`` terms keeps ``i`` arrays. It updates all of them in place.
-
-    Attributes:
-      fans: how many terms each array is for: powers of two, and at the end an odd number if it is more than 1.
     """
 
+    # How many terms each array is for: powers of two, and at the end an odd number if it is more than 1.
     fans: tuple[int, ...]
 
     @classmethod

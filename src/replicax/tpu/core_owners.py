@@ -16,25 +16,15 @@ INK, MUTED, LINE, SHARED, PAPER = "#22262B", "#6B7280", "#C4CAD3", "#E9ECF1", "#
 
 @dataclass(frozen=True)
 class CoreOwners:
-    """The owner of each core: a replica if there is an assignment, otherwise a host.
+    """The owner of each core: a replica if there is an assignment, otherwise a host."""
 
-    Attributes:
-      topology: the slice.
-      owner: the number of the owner of each core, int64 in the shape of the mesh; -1: none, -2: missing.
-      member: the number of the replica's logical device (or the host's device) on each core.
-      colours: for each owner an index into ``COLOURS``, int64 ``[owners]``. Neighbours have different ones.
-      whose: ``"replica"`` or ``"host"``.
-      what: ``"logical device"`` or ``"device"``.
-      single: whether every owner has one core, so that its number is a sufficient label.
-    """
-
-    topology: Topology
-    owner: np.ndarray
-    member: np.ndarray
-    colours: np.ndarray
-    whose: str
-    what: str
-    single: bool
+    topology: Topology  # the slice
+    owner: np.ndarray  # the number of the owner of each core, int64 in the shape of the mesh; -1: none, -2: missing
+    member: np.ndarray  # the number of the replica's logical device (or the host's device) on each core
+    colours: np.ndarray  # for each owner an index into ``COLOURS``, int64 ``[owners]``. Neighbours have different ones.
+    whose: str  # ``"replica"`` or ``"host"``
+    what: str  # ``"logical device"`` or ``"device"``
+    single: bool  # whether every owner has one core, so that its number is a sufficient label
 
     def label(self, at: tuple[int, ...]) -> str:
         """The label of a core: ``"3"``, or ``"3·1"`` for logical device 1 of replica 3; empty without an owner."""

@@ -84,17 +84,12 @@ class VariableCollection:
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """The initial value of a new variable on this worker.
+    """The initial value of a new variable on this worker."""
 
-    Attributes:
-      stored: makes the stored array.
-      whole: makes this worker's own value, whole.
-      digest: makes a digest of it to compare with other workers'. Used for variables that are split over the replicas:
-        each worker has other pieces then, which can't be compared.
-    """
-
-    stored: Callable[[], jax.Array]
-    whole: Callable[[], Any]
+    stored: Callable[[], jax.Array]  # makes the stored array
+    whole: Callable[[], Any]  # makes this worker's own value, whole
+    # Makes a digest of it to compare with other workers'. Used for variables that are split over the replicas: each
+    # worker has other pieces then, which can't be compared.
     digest: Callable[[], Any]
 
 

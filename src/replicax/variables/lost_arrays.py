@@ -21,16 +21,11 @@ DELETED = (
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LostArray:
-    """Replaces the array of a variable that has lost it.
+    """Replaces the array of a variable that has lost it."""
 
-    Attributes:
-      reason: why it is lost.
-      cause: the exception by which it was lost, if there was one.
-      cure: what to do about it.
-    """
-
-    reason: str
-    cause: BaseException | None = None
+    reason: str  # why it is lost
+    cause: BaseException | None = None  # the exception by which it was lost, if there was one
+    # What to do about it.
     cure: str = "Assign it a new value, for example that of the last checkpoint; then it works again."
 
     def error(self, what: str) -> VariableLostError:

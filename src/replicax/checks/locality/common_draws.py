@@ -41,17 +41,11 @@ _KEPT = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The known facts of a value.
+    """The known facts of a value."""
 
-    Attributes:
-      locality: whether it may differ between replicas.
-      place: where the examples are; of random numbers, the dim along which each row has its own number.
-      draw: the number of the operation that drew it; 0 if it was not drawn from a key that all replicas have.
-    """
-
-    locality: Locality = M
-    place: Place = None
-    draw: int = 0
+    locality: Locality = M  # whether it may differ between replicas
+    place: Place = None  # where the examples are; of random numbers, the dim along which each row has its own number
+    draw: int = 0  # the number of the operation that drew it; 0 if it was not drawn from a key that all replicas have
 
 
 def warn_of_common_draws(program: Program) -> None:

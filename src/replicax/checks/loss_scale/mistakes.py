@@ -21,17 +21,12 @@ _OF_DIFFERENT_COUNTS = (Kind.RAGGED, Kind.MEAN_OF_MEANS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Findings:
-    """The certain findings about the program of one size.
+    """The certain findings about the program of one size."""
 
-    Attributes:
-      rows: the number of examples of a replica.
-      mistakes: the mistakes, each with what it changes, and the numbers of elements of the means at its line.
-      scales: for each result its scale, and the number of elements of its mean.
-    """
-
-    rows: int
+    rows: int  # the number of examples of a replica
+    # The mistakes, each with what it changes, and the numbers of elements of the means at its line.
     mistakes: dict[_Mistake, tuple[str, set[int]]]
-    scales: list[tuple[Scale | None, int]]
+    scales: list[tuple[Scale | None, int]]  # for each result its scale, and the number of elements of its mean
 
     @property
     def is_clear(self) -> bool:

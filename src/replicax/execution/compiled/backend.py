@@ -18,22 +18,15 @@ from replicax.system import registry
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """How a program will be compiled.
+    """How a program will be compiled."""
 
-    Attributes:
-      in_a_loop: whether it will be in a loop as a whole.
-      automatic: whether the compiler decides how values are split over logical devices.
-      in_pieces: the bytes of the largest variable that is split over the replicas, and of a piece of it; ``None`` if
-        there is none.
-      in_order: whether sums have a fixed order.
-      is_absent: whether its devices are only described.
-    """
-
-    in_a_loop: bool = False
-    automatic: bool = False
+    in_a_loop: bool = False  # whether it will be in a loop as a whole
+    automatic: bool = False  # whether the compiler decides how values are split over logical devices
+    # The bytes of the largest variable that is split over the replicas, and of a piece of it; ``None`` if there is
+    # none.
     in_pieces: tuple[int, int] | None = None
-    in_order: bool = False
-    is_absent: bool = False
+    in_order: bool = False  # whether sums have a fixed order
+    is_absent: bool = False  # whether its devices are only described
 
 
 class Backend:

@@ -23,39 +23,28 @@ from replicax.variables.layout import Split
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class WantedSum:
-    """A value of which nothing but pieces of its sum over the replicas is needed.
+    """A value of which nothing but pieces of its sum over the replicas is needed."""
 
-    Attributes:
-      split: which pieces.
-      before: the operations, each of one value and element by element, that are between the value and the sum.
-      in_group: whether to sum over the replicas of each group only, as the sum over the groups comes later.
-    """
-
-    split: Split
+    split: Split  # which pieces
+    # The operations, each of one value and element by element, that are between the value and the sum.
     before: tuple[Any, ...] = ()
+    # Whether to sum over the replicas of each group only, as the sum over the groups comes later.
     in_group: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopSum:
-    """The plan of a loop's sum over the replicas, iteration by iteration.
+    """The plan of a loop's sum over the replicas, iteration by iteration."""
 
-    Attributes:
-      of_iteration: which pieces of an iteration's result are needed.
-      split: which pieces of the stack of all slices, or of the total, these make up.
-      adds: whether it is a total to which the iterations add.
-      in_group: whether the iterations sum in each group only, so that the groups come together once, after the loop.
-      first: operations on an iteration's result, before it is summed. So a gradient that is cast to a wider dtype is
-        summed in that one.
-      last: operations on the pieces, after the loop.
-    """
-
-    of_iteration: Split
-    split: Split
-    adds: bool
+    of_iteration: Split  # which pieces of an iteration's result are needed
+    split: Split  # which pieces of the stack of all slices, or of the total, these make up
+    adds: bool  # whether it is a total to which the iterations add
+    # Whether the iterations sum in each group only, so that the groups come together once, after the loop.
     in_group: bool
+    # Operations on an iteration's result, before it is summed. So a gradient that is cast to a wider dtype is summed in
+    # that one.
     first: tuple[Any, ...] = ()
-    last: tuple[Any, ...] = ()
+    last: tuple[Any, ...] = ()  # operations on the pieces, after the loop
 
     def summand(self, array: Any) -> Any:
         """The term to be summed, from an iteration's result."""
@@ -69,19 +58,13 @@ class LoopSum:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LoopPlan:
-    """The plan of a loop that computes in pieces.
+    """The plan of a loop that computes in pieces."""
 
-    Attributes:
-      body: the program of one iteration. For a total to which the iterations add, its result is the term.
-      sums: for each of its results how it is summed; ``None`` if it is not.
-      number: which of its inputs is the replica's number; ``None`` if it is no loop over replicas that share a device.
-      shared: for each of the loop's constants whether it is gathered in each iteration, if it is in pieces.
-    """
-
-    body: _jax.Jaxpr
-    sums: list[LoopSum | None]
+    body: _jax.Jaxpr  # the program of one iteration. For a total to which the iterations add, its result is the term.
+    sums: list[LoopSum | None]  # for each of its results how it is summed; ``None`` if it is not
+    # Which of its inputs is the replica's number; ``None`` if it is no loop over replicas that share a device.
     number: int | None
-    shared: list[bool]
+    shared: list[bool]  # for each of the loop's constants whether it is gathered in each iteration, if it is in pieces
 
     def wanted(self) -> dict[Any, WantedSum]:
         """The values in an iteration of which only pieces of sums are needed. Slices are summed after it."""

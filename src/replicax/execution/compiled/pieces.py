@@ -27,16 +27,11 @@ from replicax.variables.layout import Split
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """One replica's piece of a value that is the same for all of them.
+    """One replica's piece of a value that is the same for all of them."""
 
-    Attributes:
-      array: the piece; what fills it up may hold anything.
-      split: which part of the value it is.
-      summed: whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
-    """
-
-    array: Any
-    split: Split
+    array: Any  # the piece; what fills it up may hold anything
+    split: Split  # which part of the value it is
+    # Whether it is a piece of the sum over the replicas of a value that the program has yet to sum.
     summed: bool = False
 
 

@@ -55,25 +55,19 @@ class HomeTransfer:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LaunchPolicy:
-    """How a program is launched, so that its variables outlive a call that fails.
+    """How a program is launched, so that its variables outlive a call that fails."""
 
-    Attributes:
-      donates: whether the memory of variables is given to the new values. Not if the program may fail while it runs, as
-        it calls the user's Python on the host, looks for NaNs or has collectives with a deadline.
-      waits: whether a call is over when the program is.
-      ends_together: whether it may fail on one worker, and not on others: so they tell each other how it has ended.
-      cached_calls: the number of kinds of calls that JAX can make without Python in between, as of a call that was not
-        the first of its kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
-      errors: of the user's Python that it calls on the host.
-      is_new: whether several workers have yet to compare what they run.
-    """
-
+    # Whether the memory of variables is given to the new values. Not if the program may fail while it runs, as it calls
+    # the user's Python on the host, looks for NaNs or has collectives with a deadline.
     donates: bool
-    waits: bool
+    waits: bool  # whether a call is over when the program is
+    # Whether it may fail on one worker, and not on others: so they tell each other how it has ended.
     ends_together: bool
+    # The number of kinds of calls that JAX can make without Python in between, as of a call that was not the first of
+    # its kind; ``None`` until there is one. See :mod:`replicax.execution.launch`.
     cached_calls: int | None = None
-    errors: HostErrors = dataclasses.field(default_factory=HostErrors)
-    is_new: bool = True
+    errors: HostErrors = dataclasses.field(default_factory=HostErrors)  # of the user's Python that it calls on the host
+    is_new: bool = True  # whether several workers have yet to compare what they run
 
 
 def policy_for(program: Program, devices: int) -> LaunchPolicy:

@@ -23,26 +23,19 @@ from replicax.values import ExampleMask, PerReplica, Stacked, rebuilt
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ElementGroup:
-    """Some elements of one structure, one after the other.
+    """Some elements of one structure, one after the other."""
 
-    Attributes:
-      tree: the structure of an element.
-      arrays: for each leaf an array ``[num_replicas, count, …]``, with a slice on each replica's device; or, of a
-        single replica whose elements are bare arrays, ``[count, …]``. Of padded elements two more follow: the rows that
-        are examples, bool ``[num_replicas, count, rows]``, and how many all replicas have together, int32 ``[count]``.
-      count: how many elements there are.
-      mesh: the replicas' devices.
-      bare: whether elements are bare arrays.
-      sizes: for each padded element, how many examples each replica has; ``None`` if they are not padded.
-      states: the places of their pass before, between and after them; empty if these are not needed.
-    """
-
-    tree: Any
+    tree: Any  # the structure of an element
+    # For each leaf an array ``[num_replicas, count, …]``, with a slice on each replica's device; or, of a single
+    # replica whose elements are bare arrays, ``[count, …]``. Of padded elements two more follow: the rows that are
+    # examples, bool ``[num_replicas, count, rows]``, and how many all replicas have together, int32 ``[count]``.
     arrays: list[jax.Array]
-    count: int
-    mesh: Mesh
-    bare: bool
+    count: int  # how many elements there are
+    mesh: Mesh  # the replicas' devices
+    bare: bool  # whether elements are bare arrays
+    # For each padded element, how many examples each replica has; ``None`` if they are not padded.
     sizes: tuple[tuple[int, ...], ...] | None = None
+    # The places of their pass before, between and after them; empty if these are not needed.
     states: Sequence[bytes] = ()
 
     @property

@@ -26,21 +26,13 @@ _WAITS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A table.
+    """A table."""
 
-    Attributes:
-      title: above it.
-      columns: the headings; those that begin with ``>`` are of numbers.
-      rows: a text for each column.
-      note: below it.
-      spare: columns that narrow terminals do without, the first one first.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    spare: tuple[str, ...] = ()
+    title: str  # above it
+    columns: tuple[str, ...]  # the headings; those that begin with ``>`` are of numbers
+    rows: tuple[tuple[str, ...], ...]  # a text for each column
+    note: str = ""  # below it
+    spare: tuple[str, ...] = ()  # columns that narrow terminals do without, the first one first
 
     def without(self, column: str) -> Section:
         """The table without a column."""

@@ -19,17 +19,11 @@ _NAMES = re.compile(r"attention|attn|mha|flash", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attention:
-    """One call of an attention kernel.
+    """One call of an attention kernel."""
 
-    Attributes:
-      flops: the flops of its products; the backward pass computes the scores again.
-      model_flops: the same without what is computed again.
-      is_backward: whether it computes gradients.
-    """
-
-    flops: int
-    model_flops: int
-    is_backward: bool
+    flops: int  # the flops of its products; the backward pass computes the scores again
+    model_flops: int  # the same without what is computed again
+    is_backward: bool  # whether it computes gradients
 
 
 def attention_of(instruction: Instruction, computation: Computation) -> Attention | None:

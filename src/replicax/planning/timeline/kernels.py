@@ -36,24 +36,15 @@ HOST_SHARE = 0.87
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel.
+    """One kernel."""
 
-    Attributes:
-      kind: one of those of ``EFFICIENCY``.
-      seconds: its time, with its launch.
-      flops: the flops of matrix products.
-      model_flops: the same, without what the backward pass computes a second time.
-      at_peak: seconds that these products take at the chip's peak for their dtype.
-      bytes: read from and written to main memory.
-      bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"host memory"``, ``"arithmetic"`` or ``"launch"``.
-    """
-
-    kind: str
-    seconds: float
-    flops: int
-    model_flops: int
-    at_peak: float
-    bytes: int
+    kind: str  # one of those of ``EFFICIENCY``
+    seconds: float  # its time, with its launch
+    flops: int  # the flops of matrix products
+    model_flops: int  # the same, without what the backward pass computes a second time
+    at_peak: float  # seconds that these products take at the chip's peak for their dtype
+    bytes: int  # read from and written to main memory
+    # What takes longest: ``"compute"``, ``"memory"``, ``"host memory"``, ``"arithmetic"`` or ``"launch"``.
     bound_by: str
 
 

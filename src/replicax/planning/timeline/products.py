@@ -34,23 +34,14 @@ _SQUARE = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product, or a convolution as one.
+    """A matrix product, or a convolution as one."""
 
-    Attributes:
-      batch: how many products of the same shape.
-      rows: the number of rows of the result.
-      columns: the number of columns of the result.
-      depth: the size of the contracted dim; of a convolution, how many pairs are multiplied, on average.
-      arithmetic: see :func:`replicax.hlo.products.arithmetic_of`.
-      is_recomputed: whether the backward pass computes it a second time, to save memory.
-    """
-
-    batch: int
-    rows: int
-    columns: int
-    depth: float
-    arithmetic: str
-    is_recomputed: bool = False
+    batch: int  # how many products of the same shape
+    rows: int  # the number of rows of the result
+    columns: int  # the number of columns of the result
+    depth: float  # the size of the contracted dim; of a convolution, how many pairs are multiplied, on average
+    arithmetic: str  # see :func:`replicax.hlo.products.arithmetic_of`
+    is_recomputed: bool = False  # whether the backward pass computes it a second time, to save memory
 
     @property
     def flops(self) -> int:

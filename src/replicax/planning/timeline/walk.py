@@ -58,19 +58,13 @@ class TransferRun:
 
 @dataclasses.dataclass
 class Run:
-    """One step, as it runs on one device.
+    """One step, as it runs on one device."""
 
-    Attributes:
-      seconds: its time.
-      kernels: by the name of their instruction.
-      transfers: by the name of the instruction that starts them.
-      copying: the seconds in which kernels wait for copies that run beside them.
-    """
-
-    seconds: float = 0.0
-    kernels: dict[str, KernelRun] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # its time
+    kernels: dict[str, KernelRun] = dataclasses.field(default_factory=dict)  # by the name of their instruction
+    # By the name of the instruction that starts them.
     transfers: dict[str, TransferRun] = dataclasses.field(default_factory=dict)
-    copying: float = 0.0
+    copying: float = 0.0  # the seconds in which kernels wait for copies that run beside them
 
 
 @dataclasses.dataclass
