@@ -320,8 +320,7 @@ def _word(key: Any) -> str:
 def _names_in(tree: Any, names: Mapping[int, str]) -> Any:
     """A pytree of variables as JSON: lists with a tag.
 
-    Raises:
-      KeyError: a container that is not one of Python's own, or a variable without a name.
+    Raises a KeyError for a container that is not one of Python's own, or a variable without a name.
     """
     if isinstance(tree, Variable):
         return names[id(tree)]

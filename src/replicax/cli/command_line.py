@@ -84,8 +84,7 @@ def importing() -> Iterator[None]:
 def standard_streams() -> Iterator[None]:
     """Opens closed streams, reports failures of standard output, and escapes characters that its encoding lacks.
 
-    Raises:
-      OutputError: standard output is closed, or a write to it failed.
+    Raises an OutputError if standard output is closed, or a write to it fails.
     """
     # If standard input or output is closed, any use of it fails. No other file gets the number of a closed stream.
     for name, mode, flags in (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):

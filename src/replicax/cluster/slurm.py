@@ -191,8 +191,7 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
 def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
     """The number of tasks of each node, in the order of the nodes.
 
-    Raises:
-      RuntimeError: Slurm's variables are missing, or contradict each other.
+    Raises a RuntimeError if Slurm's variables are missing, or contradict each other.
     """
     if isinstance(tasks_per_node, Mapping):
         return _counts(tasks_per_node, "tasks_per_node")
@@ -212,8 +211,7 @@ def _tasks_of_nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
 def _places(nodes: Mapping[str, int]) -> list[tuple[str, int]]:
     """The node of each task, and the task's number there, by its rank.
 
-    Raises:
-      RuntimeError: the tasks are in an order of which Slurm's variables do not tell enough.
+    Raises a RuntimeError if they are in an order of which Slurm's variables do not tell enough.
     """
     order = os.environ.get("SLURM_DISTRIBUTION", "block")
     places = [(node, place) for node, count in nodes.items() for place in range(count)]
@@ -251,8 +249,7 @@ def _gpus_of_this_node() -> int:
 def _choose_gpus(place: int, count: int) -> None:
     """Let this task see only its part of the node's GPUs, unless Slurm has done so.
 
-    Raises:
-      RuntimeError: it sees too few for all of the node's tasks.
+    Raises a RuntimeError if it sees too few for all of the node's tasks.
     """
     visible = _visible()
     if _VISIBLE in os.environ and len(visible) <= count:

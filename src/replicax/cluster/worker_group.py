@@ -40,9 +40,8 @@ class WorkerGroup:
 def group_of(resolver: ClusterResolver) -> WorkerGroup | None:
     """The workers that a resolver describes; ``None`` if there is no cluster, so that this process is alone.
 
-    Raises:
-      ValueError: it does not say which task this process is; the task is not a worker; JAX's environment variables
-        contradict it.
+    Raises a ValueError if it does not say which task this process is, the task is not a worker, or JAX's environment
+    variables contradict it.
     """
     source = VARIABLE if isinstance(resolver, TFConfigClusterResolver) else type(resolver).__name__
     cluster = resolver.cluster_spec()
@@ -65,8 +64,7 @@ def group_of(resolver: ClusterResolver) -> WorkerGroup | None:
 def worker_addresses(cluster: ClusterSpec, source: str) -> tuple[str, ...]:
     """The addresses of a cluster's workers, by number: the chief first, then the tasks of the job ``"worker"``.
 
-    Raises:
-      ValueError: there is none, there are several chiefs, a job is unknown, or an address is missing.
+    Raises a ValueError if there is none, there are several chiefs, a job is unknown, or an address is missing.
     """
     unknown = [job for job in cluster.jobs if job not in (*_TRAINING, *_BESIDE)]
     if unknown:
@@ -123,8 +121,7 @@ def index_of(cluster: ClusterSpec, task_type: str | None, task_id: int | None, w
 def group_from_environment() -> WorkerGroup | None:
     """The workers that this process' environment describes: TF_CONFIG or JAX's variables; ``None`` if neither is set.
 
-    Raises:
-      ValueError: one is wrong, only some of JAX's are set, or they contradict each other.
+    Raises a ValueError if one is wrong, only some of JAX's are set, or they contradict each other.
     """
     if os.environ.get(VARIABLE, "").strip():
         return group_of(TFConfigClusterResolver())

@@ -21,10 +21,8 @@ def described_devices(target_config: str, topology: str) -> list[jax.Device]:
     """Devices that programs can be compiled for, and that are not there.
 
     ``target_config`` describes each GPU: see :meth:`GpuModel.target_config`. ``topology`` is the numbers of NVLink
-    domains, hosts of each, and GPUs of each host, such as ``"16x1x8"``.
-
-    Raises:
-      RuntimeError: the packages of ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
+    domains, hosts of each, and GPUs of each host, such as ``"16x1x8"``. Raises a RuntimeError if the packages of
+    ``replicax[gpu-plan]`` are missing, or of another version than jaxlib.
     """
     devices = _described_gpus(target_config, topology)
     _processes.append((devices[0].client, CompileProcess(target_config, topology)))

@@ -84,8 +84,7 @@ def convert_leaves(element: Any, where: str, convert: Callable[[Any, str], Any])
 def check_array(leaf: Any, where: str, cure: str) -> Any:
     """``leaf`` itself, if it is a number or a NumPy array of numbers.
 
-    Raises:
-      TypeError: it is not, for instance a string or an array of objects.
+    Raises a TypeError if it is not, for instance a string or an array of objects.
     """
     if isinstance(leaf, (bool, int, float, complex)):
         return leaf

@@ -17,10 +17,8 @@ _CURE = "Leave it out, or make dense numbers of it, with .map(…) before it com
 def adapt(dataset: Any) -> Adapted:
     """Convert a ``tf.data.Dataset`` to a re-iterable of its elements.
 
-    Arrays are read-only views of TensorFlow's buffers. bfloat16 stays the bfloat16 of ``ml_dtypes``.
-
-    Raises:
-      TypeError: a component is not a dense array of numbers, but ragged, sparse, a string, or something else.
+    Arrays are read-only views of TensorFlow's buffers. bfloat16 stays the bfloat16 of ``ml_dtypes``. Raises a TypeError
+    if a component is not a dense array of numbers, but ragged, sparse, a string, or something else.
     """
     for path, spec in jax.tree_util.tree_flatten_with_path(registered(dataset.element_spec))[0]:
         _check(spec, "element" + jax.tree_util.keystr(path))

@@ -58,10 +58,7 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
     """The devices of this machine, divided among its workers.
 
     If ``devices_per_worker`` is ``None``, the workers get all GPUs in equal parts, or else JAX's default, one CPU
-    device each.
-
-    Raises:
-      LaunchError: there are too few devices, or they can't be divided evenly.
+    device each. Raises a LaunchError if there are too few devices, or they can't be divided evenly.
     """
     cores = len(os.sched_getaffinity(0))
     gpus = _gpus(environment)
@@ -80,10 +77,8 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
 def gpus_per_worker(gpus: int, workers: int, devices_per_worker: int | None, names: str) -> int:
     """The number of GPUs of a machine that each of its workers gets: by default all GPUs in equal parts.
 
-    ``names`` stands for the GPUs in the message: their names, or the option that counts them.
-
-    Raises:
-      LaunchError: there are too few GPUs, or they can't be divided evenly.
+    ``names`` stands for the GPUs in the message: their names, or the option that counts them. Raises a LaunchError if
+    there are too few GPUs, or they can't be divided evenly.
     """
     each = devices_per_worker or 1
     if gpus < workers * each:

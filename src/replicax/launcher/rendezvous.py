@@ -40,9 +40,7 @@ def on_this_machine(workers: int, port: int | None, bind: str | None) -> LaunchR
     """The rendezvous of workers that are all on this machine.
 
     By default the chief has any free port, and listens at the loopback address, which no other machine can reach.
-
-    Raises:
-      LaunchError: the port is taken, or ``bind`` is not an address of this machine.
+    Raises a LaunchError if the port is taken, or ``bind`` is not an address of this machine.
     """
     host = bind or LOOPBACK
     ip = ip_of(host)
@@ -60,10 +58,8 @@ def of_hosts(hosts: Sequence[str], node: int, workers: int, port: int, bind: str
     """The rendezvous of ``workers`` workers on each of several machines, the chief's first.
 
     This machine has the number ``node`` among them. Each host's workers get the ports from ``port`` on. The chief
-    listens at ``bind``; by default at the address of its host.
-
-    Raises:
-      LaunchError: the port is taken, or the others could not reach the chief.
+    listens at ``bind``; by default at the address of its host. Raises a LaunchError if the port is taken, or the others
+    could not reach the chief.
     """
     if bind is None and _resolves_to_loopback(hosts[0]):
         cant = "this host can't reach the chief there" if node else f"the other {len(hosts) - 1} host(s) can't reach it"
@@ -122,8 +118,7 @@ def check_free(host: str, port: int, to_do: str = _OF_BIND) -> None:
 def is_taken(host: str, port: int) -> bool:
     """Return whether a program listens there.
 
-    Raises:
-      OSError: ``host`` is not an address of this machine, or listening at the port needs a privilege.
+    Raises an OSError if ``host`` is not an address of this machine, or listening at the port needs a privilege.
     """
     with _socket(host) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended don't count

@@ -19,8 +19,7 @@ Show = Literal["all", "chief", "none"]
 class LaunchSettings:
     """The options of a launch: what to run, where, and how often.
 
-    Raises:
-      LaunchError: a number is out of range, or options contradict each other.
+    Raises a LaunchError if a number is out of range, or options contradict each other.
     """
 
     program: WorkerProgram

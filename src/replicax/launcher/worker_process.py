@@ -104,10 +104,7 @@ class WorkerProcess:
     """A worker's process, in a session of its own.
 
     Its standard output and standard error are pipes, in ``output``; it has no standard input. It was started at
-    ``since``, by ``time.monotonic``.
-
-    Raises:
-      OSError: it can't be started.
+    ``since``, by ``time.monotonic``. Raises an OSError if it can't be started.
     """
 
     def __init__(

@@ -72,10 +72,7 @@ def _check_module(name: str) -> None:
 def parsed(words: Sequence[str], *, is_here: bool = True) -> WorkerProgram:
     """The program that ``words`` name: a script, or ``-m`` and a module, and its arguments, perhaps behind a ``--``.
 
-    It must exist if it ``is_here``: if it is to run on this machine.
-
-    Raises:
-      LaunchError: there is no such program.
+    It must exist if it ``is_here``: if it is to run on this machine. Raises a LaunchError if there is no such program.
     """
     rest = tuple(words[1:] if words and words[0] == "--" else words)
     if not rest:

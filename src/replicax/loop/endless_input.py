@@ -51,8 +51,7 @@ class EndlessInput:
     def take(self, steps: int, grouped: bool) -> Taken:
         """The next elements; those of the next pass where one is over. Fewer than ``steps`` at the end of a pass.
 
-        Raises:
-          RunStops: the run ends before this call; the elements then come next again.
+        Raises RunStops if the run ends before this call; the elements then come next again.
         """
         before, on_wait = self._wall.switch("input"), self._requests.check_wait
         try:

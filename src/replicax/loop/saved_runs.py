@@ -32,10 +32,7 @@ class SavedRuns:
 
     The metrics and the loss scale of the run are saved, too, unless they are among the user's objects. Without a
     ``manager`` nothing is ever saved. If the loop has found out by itself what to save, ``watched`` are the variables
-    of the strategy.
-
-    Raises:
-      ValueError: the checkpoint has an object of the user's whose name the loop needs.
+    of the strategy. Raises a ValueError if the checkpoint has an object of the user's whose name the loop needs.
     """
 
     def __init__(

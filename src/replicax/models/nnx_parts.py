@@ -137,8 +137,7 @@ class NNXParts:
     def values_of(self, copies: tuple[Any, ...]) -> list[Any]:
         """Return the arrays that an iteration has left in its copies.
 
-        Raises:
-          TypeError: it has changed more than arrays in variables.
+        Raises a TypeError if it has changed more than arrays in variables.
         """
         constants = {i: value_of(leaf) for i, leaf in enumerate(self._leaves) if i not in self._arrays}
         left = leaves_left(copies, self._graphdef, self._names, constants)

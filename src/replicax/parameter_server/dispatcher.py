@@ -66,8 +66,7 @@ class Dispatcher:
     ) -> RemoteValue:
         """Schedule a :class:`ScheduledFunction`; blocks while very many are waiting.
 
-        Raises:
-          WorkerError: an earlier function has failed, or the coordinator is closed.
+        Raises a WorkerError if an earlier function has failed, or the coordinator is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED or self._error or self.closed)

@@ -56,8 +56,7 @@ class Recovery:
     def snapshot(self) -> None:
         """Take a snapshot, while no function is running. If it fails, the previous one remains.
 
-        Raises:
-          ActorDiedError, TimeoutError: a server has died, or does not answer.
+        Raises an ActorDiedError or TimeoutError if a server has died, or does not answer.
         """
         began = time.monotonic() if self._due_since is None else self._due_since
         self._states, self._due_since = self.home.servers.snapshots(), None

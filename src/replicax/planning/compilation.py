@@ -63,10 +63,8 @@ def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: ja
 
     ``device`` is one of them. For a GPU that is only described, a process of its own compiles, which XLA may end when
     it fails. The compiler is asked to write its program and its layout of memory to files. It does so even if the
-    program turns out not to fit.
-
-    Raises:
-      CompilationError: the compiler refuses the step for another reason than that it does not fit.
+    program turns out not to fit. Raises a CompilationError if the compiler refuses the step for another reason than
+    that it does not fit.
     """
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}

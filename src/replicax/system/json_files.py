@@ -44,9 +44,5 @@ def parsed(text: str | bytes) -> Any:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a file as JSON.
-
-    Raises:
-      OSError, ValueError: see :func:`read_regular` and :func:`parsed`.
-    """
+    """Parse a file as JSON; raises an OSError or ValueError as :func:`read_regular` and :func:`parsed` do."""
     return parsed(read_regular(path))

@@ -17,8 +17,7 @@ _LIMIT = 65536
 def listening_socket(host: str, port: int = 0) -> socket.socket:
     """A socket that listens at an address, by default at any free port; unlike JAX's service, it shares no port.
 
-    Raises:
-      OSError: the port is in use, or the address is not one of this machine.
+    Raises an OSError if the port is in use, or the address is not one of this machine.
     """
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     both = host == "::" and socket.has_dualstack_ipv6()

@@ -203,8 +203,7 @@ def _checked_slices(slices: int | None, is_found: bool) -> int:
 def topology_of(devices: Sequence[jax.Device], name: str | None = None) -> tuple[Topology, np.ndarray]:
     """The topology that all slices of TPU devices have, and the devices: ``[slices * tasks, devices of a task]``.
 
-    Raises:
-      ValueError: the devices are not TPUs, or of slices that differ, or processes drive different numbers of them.
+    Raises a ValueError if they are not TPUs, or of slices that differ, or processes drive different numbers of them.
     """
     slices: dict[int, list[jax.Device]] = {}
     for d in devices:

@@ -42,11 +42,7 @@ def declared(cls: _Class) -> _Class:
 
 
 def dumps(item: Any) -> bytes:
-    """``item`` as bytes; see :func:`loads`.
-
-    Raises:
-      TypeError: it contains an object that can't be sent; names its class.
-    """
+    """``item`` as bytes; see :func:`loads`; raises a TypeError that names the class of an object that can't be sent."""
     buffers: list[bytes] = []
     header = json.dumps(_encoded_item(item, buffers), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *buffers])

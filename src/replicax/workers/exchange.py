@@ -95,10 +95,7 @@ class DistributedWorkers:
     """The processes of ``jax.distributed``; see :class:`Workers`.
 
     ``name`` is a prefix of every topic, to keep it apart from those of others. The last worker that has read an
-    exchange removes it from the service.
-
-    Raises:
-      RuntimeError: ``jax.distributed.initialize`` has not been called.
+    exchange removes it from the service. Raises a RuntimeError if ``jax.distributed.initialize`` has not been called.
     """
 
     def __init__(self, name: str) -> None:

@@ -15,11 +15,7 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?
 
 @dataclasses.dataclass(frozen=True)
 class JobRequest:
-    """A launch, with what a scheduler has to know.
-
-    Raises:
-      LaunchError: the launch can't be a job of so many machines.
-    """
+    """A launch, with what a scheduler has to know; raises a LaunchError if it can't be a job of so many machines."""
 
     settings: LaunchSettings  # of the launch on each machine; its hosts are not known yet
     name: str

@@ -27,8 +27,8 @@ _PLAIN = re.compile(r"(\./)?[A-Za-z_/][-A-Za-z0-9_./]*")
 def jobset_manifest(request: JobRequest) -> str:
     """The manifest for a job, as YAML.
 
-    Raises:
-      LaunchError: there is no image, there are too many machines, or the name can't be one of Kubernetes' objects.
+    Raises a LaunchError if there is no image, there are too many machines, or the name can't be one of Kubernetes'
+    objects.
     """
     pod = f"{request.name}-{_JOB}-0-{request.nodes - 1}"
     if not _NAME.fullmatch(request.name) or len(pod) > _LONGEST_NAME:

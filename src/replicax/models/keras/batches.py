@@ -216,10 +216,7 @@ def _description(leaf: Any) -> str:
 def taken(iterator: Iterator[Any], count: int) -> tuple[Any, Iterator[Any]]:
     """The next batches of Keras' loop, at least one and at most ``count``: the first, and an iterator over all of them.
 
-    The dataset may fill a batch's arrays again when the next one is taken.
-
-    Raises:
-      StopIteration: there are no more.
+    The dataset may fill a batch's arrays again when the next one is taken. Raises StopIteration if there are no more.
     """
     first = next(iterator)
     return first, itertools.chain((first,), itertools.islice(iterator, count - 1))

@@ -84,8 +84,7 @@ class ShardChoice:
     def shards_of(self, variable: Variable, partitioner: PieceCounts | None = None) -> Shards:
         """The shards of a new variable, which may have its own partitioner.
 
-        Raises:
-          ValueError: the partitioner did not return a number for each dim, at most one of them above 1.
+        Raises a ValueError if that did not return a number for each dim, at most one of them above 1.
         """
         shape, dtype = tuple(variable.shape), variable.dtype
         dim, parts = split_by(partitioner or self._partitioner, variable.name, shape, dtype)
