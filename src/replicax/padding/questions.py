@@ -15,28 +15,18 @@ from replicax.padding.example_places import Place, Rows, Untraceable
 
 
 class Question:
-    """Whether the examples lie along a dim of a value.
-
-    Args:
-      dim: which one.
-      what: the operation that asks, for the error's text.
-      rows: how many rows a replica has.
-      look: finds the examples in a concrete array; for the per-replica executor.
-      error_if_so: the error's text if they do; ``None`` if they may.
-      error_if_not: the error's text if they surely don't, each in its row; the answer is then yes in all other cases.
-        ``None``: they need not.
-
-    Attributes:
-      answer: ``None`` until it is known.
-    """
+    """Whether the examples lie along a dim of a value; its ``answer`` is ``None`` until it is known."""
 
     def __init__(
         self,
-        dim: int,
-        what: str,
-        rows: int,
+        dim: int,  # which one
+        what: str,  # the operation that asks, for the error's text
+        rows: int,  # how many rows a replica has
+        # Finds the examples in a concrete array; for the per-replica executor.
         look: Callable[[Any], Place] | None = None,
-        error_if_so: str | None = None,
+        error_if_so: str | None = None,  # the error's text if they do; ``None`` if they may
+        # The error's text if they surely don't, each in its row; the answer is then yes in all other cases. ``None``:
+        # they need not.
         error_if_not: str | None = None,
     ) -> None:
         self.dim, self.what, self.rows, self.look = dim, what, rows, look

@@ -118,20 +118,14 @@ class Rendezvous:
 
     def exchange(
         self,
-        number: int,
-        collective: str,
-        offer: Any,
-        timeout: float | None = None,
+        number: int,  # the number of the replica
+        collective: str,  # the name of the collective; the same on all replicas
+        offer: Any,  # the contribution of this replica
+        timeout: float | None = None,  # the most seconds to wait for the others; ``None``: no limit
+        # This replica's rows and those of all replicas, if a replica without rows may leave the collective out.
         rows: tuple[int, int] | None = None,
     ) -> Offers:
         """Enter a collective as one replica, and wait for the others.
-
-        Args:
-          number: the number of the replica.
-          collective: the name of the collective; the same on all replicas.
-          offer: the contribution of this replica.
-          timeout: the most seconds to wait for the others; ``None``: no limit.
-          rows: this replica's rows and those of all replicas, if a replica without rows may leave the collective out.
 
         Returns:
           The contributions of all replicas, in their order; ``None`` for one that has left the collective out.

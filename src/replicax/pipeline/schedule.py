@@ -58,32 +58,26 @@ def _fastest(graph: _Graph) -> list[_Run]:
 
 
 class _Graph:
-    """Which regions wait for which.
-
-    Attributes:
-      before: those that each needs values from.
-      after: those that need values from it.
-      ahead: the number of sends on the longest path from each to the end.
-      opens: those on the same device that come back, after sends, to what each has kept.
-      caps: of each device, how many may be open.
-    """
+    """Which regions wait for which."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = regions
         makers = {v: i for i, region in enumerate(regions) for v in region.makes}
+        # Those that each needs values from.
         self.before = [{makers[v] for v in region.needs if v in makers} for region in regions]
-        self.after: list[list[int]] = [[] for _ in regions]
+        self.after: list[list[int]] = [[] for _ in regions]  # those that need values from it
         for i, needed in enumerate(self.before):
             for j in needed:
                 self.after[j].append(i)
-        self.ahead = self._ahead()
+        self.ahead = self._ahead()  # the number of sends on the longest path from each to the end
         self.opens = [
             {j for j in self.after[i] if regions[j].device == region.device and self.ahead[j] < self.ahead[i]}
             for i, region in enumerate(regions)
         ]
         # A value kept for all microbatches, such as a cast of the parameters, opens nothing.
+        # Those on the same device that come back, after sends, to what each has kept.
         self.opens = [found if len(found) <= _FEW else set() for found in self.opens]
-        self.caps: dict[int, int] = {}
+        self.caps: dict[int, int] = {}  # of each device, how many may be open
         for i, region in enumerate(regions):
             away = max((self.ahead[i] - self.ahead[j] for j in self.opens[i]), default=0)
             self.caps[region.device] = max(self.caps.get(region.device, 1), away // 2 + 1)

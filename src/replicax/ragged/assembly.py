@@ -27,23 +27,15 @@ Joint = tuple[int, ...]
 
 
 class Assembly:
-    """Puts the joint program together.
-
-    Args:
-      lines: the program of each size.
-      size_of: the number of each replica's size.
-      numbers: the numbering of all values.
-      given: the values that come from outside.
-      ragged: for each input with room for all sizes, what each size has there.
-    """
+    """Puts the joint program together."""
 
     def __init__(
         self,
-        lines: Sequence[Straight],
-        size_of: tuple[int, ...],
-        numbers: ValueNumbering,
-        given: Set[int],
-        ragged: Mapping[int, Joint],
+        lines: Sequence[Straight],  # the program of each size
+        size_of: tuple[int, ...],  # the number of each replica's size
+        numbers: ValueNumbering,  # the numbering of all values
+        given: Set[int],  # the values that come from outside
+        ragged: Mapping[int, Joint],  # for each input with room for all sizes, what each size has there
     ) -> None:
         self.lines, self.size_of, self.numbers, self.given, self.ragged = lines, size_of, numbers, given, ragged
         self.sizes = range(len(lines))

@@ -50,13 +50,6 @@ class Mark:
 class Straight(Inlining[int]):
     """A program, taken apart.
 
-    Args:
-      program: the captured program.
-      inputs: the numbers of its inputs.
-      numbers: of the values of this and other programs.
-      replica: one of the replicas that run it.
-      others: the collectives of a program of replicas with rows.
-
     Attributes:
       operations: in an order in which they can run; only those that something depends on, collectives, and those that
         do something outside.
@@ -72,11 +65,11 @@ class Straight(Inlining[int]):
 
     def __init__(
         self,
-        program: Program,
-        inputs: Sequence[int],
-        numbers: ValueNumbering,
-        replica: int,
-        others: Sequence[StraightOperation],
+        program: Program,  # the captured program
+        inputs: Sequence[int],  # the numbers of its inputs
+        numbers: ValueNumbering,  # of the values of this and other programs
+        replica: int,  # one of the replicas that run it
+        others: Sequence[StraightOperation],  # the collectives of a program of replicas with rows
     ) -> None:
         self.marks: list[Mark] = []
         self._obligations = program.obligations

@@ -25,27 +25,16 @@ from replicax.variables.layout import Copies, Layout
 
 
 def evaluated_on_device(
-    jaxpr: _jax.Jaxpr,
-    values: Sequence[Any],
-    given: Sequence[Layout],
-    wanted: Sequence[Layout],
-    localities: dict[Any, Locality],
-    program: Program,
-    per_device: int,
-    in_pieces: bool,
+    jaxpr: _jax.Jaxpr,  # the program of a replica
+    values: Sequence[Any],  # its operands: of several replicas an :class:`Each` of what they have of their own
+    given: Sequence[Layout],  # how its operands lie on the devices
+    wanted: Sequence[Layout],  # how its results are to lie there
+    localities: dict[Any, Locality],  # of its values
+    program: Program,  # the program, or the one that it is a part of
+    per_device: int,  # how many replicas a device has
+    in_pieces: bool,  # whether there are pieces of variables among the operands or results
 ) -> list[Any]:
-    """Apply a program to the values of all replicas of a device, inside the mesh's replica axis.
-
-    Args:
-      jaxpr: the program of a replica.
-      values: its operands: of several replicas an :class:`Each` of what they have of their own.
-      given: how its operands lie on the devices.
-      wanted: how its results are to lie there.
-      localities: of its values.
-      program: the program, or the one that it is a part of.
-      per_device: how many replicas a device has.
-      in_pieces: whether there are pieces of variables among the operands or results.
-    """
+    """Apply a program to the values of all replicas of a device, inside the mesh's replica axis."""
     in_order = program.reproducible and program.replicas > 1
     own_dims_first = Rewriting([OwnDimsFirst()])
     if own_dims_first.concerns(jaxpr):

@@ -43,22 +43,16 @@ from replicax.shared_devices.replicas_together import ReplicaTerm, can_be_togeth
 
 
 class LocalReplicas(Walk):
-    """The pass over one program.
-
-    Args:
-      count: how many replicas there are.
-      per_device: how many of them each device has.
-      localities: of the values in the program.
-      at_once: how many of a device's replicas run at the same time, where they can; it divides ``per_device``.
-      in_order: whether sums are taken in a fixed order, as they would be on any other number of devices.
-    """
+    """The pass over one program."""
 
     def __init__(
         self,
-        count: int,
-        per_device: int,
-        localities: Mapping[Any, Locality],
+        count: int,  # how many replicas there are
+        per_device: int,  # how many of them each device has
+        localities: Mapping[Any, Locality],  # of the values in the program
+        # How many of a device's replicas run at the same time, where they can; it divides ``per_device``.
         at_once: int = 1,
+        # Whether sums are taken in a fixed order, as they would be on any other number of devices.
         in_order: bool = False,
     ) -> None:
         self.count = count

@@ -26,20 +26,14 @@ class View(Protocol):
 
 
 class SlotGroup:
-    """Slots that share one list of arrays.
-
-    Attributes:
-      slots: the slots of the arrays, in order; empty if a slot has left the group.
-      arrays: the present arrays; a call that writes all of them replaces the list.
-      views: weak references to the views of the slots.
-    """
+    """Slots that share one list of arrays."""
 
     __slots__ = ("arrays", "slots", "views")
 
     def __init__(self, arrays: list[Any]) -> None:
-        self.slots: tuple[Slot, ...] = ()
-        self.arrays = arrays
-        self.views: tuple[weakref.ref[View], ...] = ()
+        self.slots: tuple[Slot, ...] = ()  # the slots of the arrays, in order; empty if a slot has left the group
+        self.arrays = arrays  # the present arrays; a call that writes all of them replaces the list
+        self.views: tuple[weakref.ref[View], ...] = ()  # weak references to the views of the slots
 
     def show(self) -> None:
         """Show the present arrays in the views.

@@ -77,22 +77,17 @@ class Arguments:
     ``PerReplica`` values are traced as per-replica; arrays, NumPy arrays and scalars, ints, floats and complex
     numbers are traced as mirrored; all other leaves (bools, strings, other Python objects, variables, the numbers
     of modules) are static: the step sees the object itself, and another object means another program.
-
-    Attributes:
-      arrays: the traced values, in the order of the flattened arguments.
-      mask: which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
-      is_ragged: whether some arguments differ in size between replicas.
-      key: arguments with an equal key use the same program.
     """
 
     __slots__ = ("_statics", "_tree", "arrays", "is_ragged", "key", "mask")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         leaves, self._tree = _flatten((args, kwargs), is_leaf)
-        self.arrays: list[Any] = []
+        self.arrays: list[Any] = []  # the traced values, in the order of the flattened arguments
         self._statics: list[Any] = []
+        # Which rows are examples, if arguments are padded; its arrays are the last of ``arrays``.
         self.mask: ExampleMask | None = None
-        self.is_ragged = False
+        self.is_ragged = False  # whether some arguments differ in size between replicas
         padded: list[tuple[int, ExampleMask, int | None]] = []
         keys: list[Any] = []
         for position, leaf in enumerate(leaves):
@@ -158,7 +153,7 @@ class Arguments:
                 )
             self.arrays += [self.mask.array, self.mask.count]
             keys += [(T, self.mask.array.shape, np.dtype(bool), False), (M, (), np.dtype(np.int32), False)]
-        self.key = (self._tree, tuple(keys))
+        self.key = (self._tree, tuple(keys))  # arguments with an equal key use the same program
 
     def traced(self, num_replicas: int) -> list[tuple[jax.ShapeDtypeStruct, Locality]]:
         """One replica's shape and dtype, and the locality, of each traced argument.

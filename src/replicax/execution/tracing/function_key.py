@@ -32,21 +32,15 @@ class ByKey(Opaque):
 
 
 class FunctionKey(_jax.Hashed):
-    """Equal to another if both stand for the same step.
-
-    Attributes:
-      code: the function's code object, or the callable itself.
-      captured: each captured value, by name.
-      places: each captured value, also of captured functions, by code and name.
-    """
+    """Equal to another if both stand for the same step."""
 
     __slots__ = ("_wrapped", "captured", "code", "places")
 
     def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
         super().__init__(code, captured)
-        self.code = code
-        self.captured = captured
-        self.places = places
+        self.code = code  # the function's code object, or the callable itself
+        self.captured = captured  # each captured value, by name
+        self.places = places  # each captured value, also of captured functions, by code and name
         self._wrapped: dict[Hashable, FunctionKey] = {}
 
     def wrapped(self, wrapper_key: Hashable) -> FunctionKey:

@@ -25,16 +25,13 @@ from replicax.user_functions import asks_class, global_names
 
 
 class ObjectKey(_jax.ById):
-    """Equal to another of the same object, or of an equal one, while what a step has read of it is unchanged.
-
-    Attributes:
-      reads: what the step has read of the object, and of those in it, when it was traced with it; by id and name.
-    """
+    """Equal to another of the same object, or of an equal one, while what a step has read of it is unchanged."""
 
     __slots__ = ("reads",)
     __hash__ = _jax.ById.__hash__
 
     def __init__(self, value: Any) -> None:
+        # What the step has read of the object, and of those in it, when it was traced with it; by id and name.
         self.reads: dict[tuple[int, str], Attribute] = {}
         cls: Any = type(value)
         if cls.__hash__ not in (None, object.__hash__):

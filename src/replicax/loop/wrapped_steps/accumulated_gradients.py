@@ -127,15 +127,12 @@ class _Ratios(Dataflow[int]):
     whether it is a number divided by such a sum; whether its elements may differ; whether it is computed from a
     derivative; whether it is one that was divided by such a sum; whether it depends on this replica's own examples; and
     whether it is a nonlinear function of what all replicas have combined.
-
-    Attributes:
-      divided_at: where a derivative was.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(0)
         self._name = name
-        self.divided_at = ""
+        self.divided_at = ""  # where a derivative was
 
     def join(self, facts: Iterable[int]) -> int:
         return functools.reduce(operator.or_, facts, 0)

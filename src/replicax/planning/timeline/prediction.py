@@ -28,7 +28,7 @@ class DearKernel:
       seconds: the time of all of these together.
       flops: the flops of the matrix products of one.
       bytes: those that one reads and writes.
-      bound_by: see :class:`replicax.planning.timeline.kernels.Kernel`.
+      bound_by: what takes longest: ``"compute"``, ``"memory"``, ``"host memory"``, ``"arithmetic"`` or ``"launch"``.
       where: the line of the user's program, if that is known.
     """
 
