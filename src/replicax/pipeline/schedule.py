@@ -70,12 +70,12 @@ class _Graph:
             for j in needed:
                 self.after[j].append(i)
         self.ahead = self._ahead()  # the number of sends on the longest path from each to the end
+        # Those on the same device that come back, after sends, to what each has kept.
         self.opens = [
             {j for j in self.after[i] if regions[j].device == region.device and self.ahead[j] < self.ahead[i]}
             for i, region in enumerate(regions)
         ]
         # A value kept for all microbatches, such as a cast of the parameters, opens nothing.
-        # Those on the same device that come back, after sends, to what each has kept.
         self.opens = [found if len(found) <= _FEW else set() for found in self.opens]
         self.caps: dict[int, int] = {}  # of each device, how many may be open
         for i, region in enumerate(regions):
