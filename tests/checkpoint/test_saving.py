@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import logging
@@ -221,23 +222,41 @@ def test_the_end_of_the_program_waits_for_all_but_workers_that_are_gone(monkeypa
         background.wait()
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename", "last fsync"])
+@pytest.mark.parametrize("call", ["fsync", "rename", "last fsync", "scandir 1", "scandir 3"])
 def test_errors_of_the_file_system(tmp_path, monkeypatch, call) -> None:
     """Of the calls that make a checkpoint last; a disk may say only there that it is full or broken."""
     checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+    name = next(name for name in ("fsync", "rename", "scandir") if name in call)
+    function, calls = getattr(os, name), []
 
-    def fails(*_):
+    def fails(*args):
+        calls.append(args)
+        if name == "scandir" and len(calls) != int(call.split()[1]):
+            return function(*args)
         if call != "last fsync" or (tmp_path / "a").exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, call.split()[-1], fails)
+        patch.setattr(os, name, fails)
         with pytest.raises(
             replicax.errors.CheckpointError, match="could not be written: OSError: .*Input/output error"
         ):
             checkpoint.save(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "a")
+
+
+def test_a_save_whose_thread_could_not_start_is_followed_by_others(tmp_path, monkeypatch) -> None:
+    def refuses(thread):
+        raise RuntimeError("can't start new thread")
+
+    checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            checkpoint.save(tmp_path / "a")
+    checkpoint.save(tmp_path / "a", wait=False)
+    assert concurrent.futures.wait([checkpoint._background._last], 60).done
 
 
 def test_what_another_run_has_put_into_the_place_meanwhile_stays(tmp_path, monkeypatch) -> None:

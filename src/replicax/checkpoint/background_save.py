@@ -17,6 +17,9 @@ log = logging.getLogger("replicax")
 Write = Callable[[Callable[[], bool]], None]
 """Writes a checkpoint; its argument is a function that returns whether to give up, at the end of the program."""
 
+Jobs = queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None]
+"""Saves for the thread; ``None`` ends it."""
+
 SHUTDOWN_PATIENCE = 20.0
 """For how many seconds the end of the program waits for a save that needs other workers, which may be gone."""
 
@@ -33,7 +36,7 @@ class BackgroundSave:
         # The last save, until it is known to be written or its error is raised. It is waited for, and not the thread:
         # after an interrupt in Thread.join Python 3.11 takes the thread for ended.
         self._last: Future[None] | None = None
-        self._jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None] | None = None
+        self._jobs: Jobs | None = None
 
     def begin(self, copy: Callable[[], Write], needs_others: bool) -> None:
         """Wait for the previous save, copy at once, and write in the background.
@@ -43,11 +46,12 @@ class BackgroundSave:
         """
         self.wait()
         if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
+            jobs: Jobs = queue.SimpleQueue()
+            weakref.finalize(self, jobs.put, None).atexit = False
             # A daemon: if other workers are gone, Python's own shutdown would wait for ever. It starts before the first
             # copy and stays, because starting a thread waits until it runs.
-            threading.Thread(target=_carry_out, args=(self._jobs,), name="replicax-checkpoint", daemon=True).start()
-            weakref.finalize(self, self._jobs.put, None).atexit = False
+            threading.Thread(target=_carry_out, args=(jobs,), name="replicax-checkpoint", daemon=True).start()
+            self._jobs = jobs  # only now: without a thread, a save would never end
         job = copy(), Future[None](), self._gives_up
         self._last = job[1]
         try:
@@ -74,7 +78,7 @@ class BackgroundSave:
             raise error
 
 
-def _carry_out(jobs: queue.SimpleQueue[tuple[Write, Future[None], threading.Event] | None]) -> None:
+def _carry_out(jobs: Jobs) -> None:
     """Run saves one after the other, until the :class:`BackgroundSave` is gone."""
     while (job := jobs.get()) is not None:
         write, save, gives_up = job

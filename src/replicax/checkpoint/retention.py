@@ -161,7 +161,9 @@ class Folder:
         return listed if listed.manager == self.id and listed.step == step else None
 
     def _has_no_more(self, step: int, listed: Manifest) -> bool:
-        more = {*manifest.files_below(self.path_of(step))} - {*listed.files, manifest.NAME}
+        more: set[str] = set()
+        with contextlib.suppress(FileNotFoundError):  # another manager of this folder deletes it
+            more = {*manifest.files_below(self.path_of(step))} - {*listed.files, manifest.NAME}
         if more and step not in self._warned:
             self._warned.add(step)
             log.warning("%s is kept, as it has %s, which is not the manager's", self.path_of(step), min(more))

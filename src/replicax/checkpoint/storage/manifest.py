@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from replicax.system.json_files import check_regular, read_json
 
@@ -110,9 +110,14 @@ def hashes(folder: str, names: Iterable[str]) -> dict[str, tuple[int, str]]:
 def files_below(folder: str, start: str = "") -> list[str]:
     """The files below ``start`` in ``folder``, by their paths in ``folder``."""
     found = []
-    for parent, _, names in os.walk(os.path.join(folder, start)):
+    for parent, _, names in os.walk(os.path.join(folder, start), onerror=_raised):
         found += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
     return sorted(found)
+
+
+def _raised(error: OSError) -> NoReturn:
+    """Raise what :func:`os.walk` would pass over: the files of a folder that can't be listed would be left out."""
+    raise error
 
 
 def flush(path: str) -> None:
@@ -126,7 +131,7 @@ def flush(path: str) -> None:
 
 def flush_below(folder: str) -> None:
     """Flush all files and folders in ``folder``, and itself."""
-    for parent, _, names in os.walk(folder, topdown=False):
+    for parent, _, names in os.walk(folder, topdown=False, onerror=_raised):
         for name in names:
             flush(os.path.join(parent, name))
         flush(parent)
