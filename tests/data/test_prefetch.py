@@ -123,6 +123,19 @@ def test_threads_end(pair, how, source) -> None:
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 
+def test_after_a_thread_could_not_start_the_next_may(pair, monkeypatch) -> None:
+    def refuses(thread):
+        raise RuntimeError("can't start new thread")
+
+    with iter(pair.distribute_dataset([np.zeros(4)])) as iterator:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuses)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                next(iterator)
+        assert iterator._reader._prefetcher._thread is None
+        next(iterator)
+
+
 def test_a_place_that_is_set_ends_the_thread_before(pair) -> None:
     before = set(threading.enumerate())
     with iter(pair.distribute_dataset([np.zeros(4)] * 20, InputOptions(prefetch=1))) as iterator:

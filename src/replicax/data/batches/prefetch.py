@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from replicax.execution.signals import hold_signals
 from replicax.workers import heartbeat
 from replicax.workers.heartbeat_page import Phase
 
@@ -119,8 +120,13 @@ class Prefetcher:
     def _await(self, on_wait: Callable[[], None] | None) -> None:
         """Wait until an item is ready, or no more will come."""
         if self._depth and self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._work, name="replicax-input", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="replicax-input", daemon=True)
+            release = hold_signals()
+            try:
+                thread.start()
+                self._thread = thread  # only now: one that can't start would be waited for
+            finally:
+                release()
         if self._thread is not None:
             look = None if on_wait is None else _LOOK
             while not self._changed.wait_for(lambda: self._ready or self._is_over or self._closed, look):
