@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.execution.tracing import arguments
+from replicax.execution.tracing.arguments import _fits
 from replicax.loop import accumulated
 from tests.conftest import strategy_of
 
@@ -68,6 +70,16 @@ def test_arrays_may_lie_anywhere(pair) -> None:
     other = strategy_of(4)
     spread = other.run(lambda: jnp.ones(3) * 2)
     np.testing.assert_array_equal(pair.run(lambda x: x + 1, args=(spread,)), [3, 3, 3])
+
+
+def test_jax_is_asked_once_about_arrays_that_lie_alike(monkeypatch) -> None:
+    """For each of a model's arrays that would take longer than all else."""
+    asked: list[int] = []
+    monkeypatch.setattr(arguments, "_fits", lambda *args: asked.append(1) or _fits(*args))
+    params = [jnp.ones(i) for i in range(1, 6)]
+    found = strategy_of(1).run(lambda params: params, args=(params,))
+    assert [f.tolist() for f in found] == [p.tolist() for p in params]
+    assert len(asked) == 1
 
 
 def test_an_unhashable_object_is_an_argument_too(pair) -> None:
@@ -487,16 +499,18 @@ def test_donation_reuses_the_buffers_of_variables(pair) -> None:
 
 
 def test_the_layout_of_variables_does_not_drift(strategy) -> None:
+    """JAX takes arrays of one sharding object sooner than those of equal ones."""
     with strategy.scope():
-        v = replicax.Variable(jnp.ones((8, 8)))
+        v, other = replicax.Variable(jnp.ones((8, 8))), replicax.Variable(np.ones(3, np.float32))
     sharding = v.slot.array.sharding
+    assert other.slot.array.sharding is sharding
 
     def step() -> None:
         v.assign(v @ v / 8)
 
     for _ in range(3):
         strategy.run(step)
-        assert v.slot.array.sharding == sharding
+        assert v.slot.array.sharding is sharding
     assert strategy.extended.trace(step).call._cache_size() == 1
 
 

@@ -25,7 +25,7 @@ from replicax.execution.deadline import call_watched
 from replicax.execution.program.collective_operations import replicas_meet
 from replicax.execution.signals import hold_signals
 from replicax.variables.lost_arrays import DELETED, LostArray, note_lost
-from replicax.variables.slots import Slot, coalesced, escaped, launching
+from replicax.variables.slots import Slot, arrays_of, coalesced, escaped, launching
 from replicax.workers import heartbeat
 from replicax.workers.launch_log import LaunchedProgram
 from replicax.workers.lockstep import Lockstep
@@ -49,7 +49,7 @@ def launch(
         if escaped:
             _take_back(executable)
         policy = executable.policy
-        kept = [slot.array for slot in executable.kept]
+        kept = arrays_of(executable.kept)
         group = coalesced(executable.written)
         overwritten = len(executable.donated) < len(executable.written)
         donated = group.arrays[: len(executable.donated)] if overwritten else group.arrays

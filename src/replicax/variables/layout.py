@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from replicax.devices.arrays import same_memory
 from replicax.devices.logical_axes import Axes, spec_of
-from replicax.devices.mesh import REPLICA_AXIS, devices_of, in_groups, logical_device_mesh
+from replicax.devices.mesh import REPLICA_AXIS, devices_of, in_groups, logical_device_mesh, sharding_on
 from replicax.locality import Locality, M, T
 
 
@@ -65,7 +65,7 @@ class Layout(abc.ABC):
 
     def sharding(self, mesh: Mesh) -> Sharding:
         """The sharding of the stored array between programs."""
-        return NamedSharding(self.mesh(mesh), self.spec)
+        return sharding_on(self.mesh(mesh), self.spec)
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the stored array, from that of one replica's value."""
@@ -81,11 +81,11 @@ class Layout(abc.ABC):
 
     def whole_sharding(self, mesh: Mesh) -> NamedSharding:
         """The sharding of the whole value, on each device; only for layouts as those of ``whole_spec``."""
-        return NamedSharding(self.mesh(mesh), self.whole_spec)
+        return sharding_on(self.mesh(mesh), self.whole_spec)
 
     def laid_out_on(self, mesh: Mesh) -> NamedSharding:
         """The sharding of a value laid out on ``mesh``, which is the strategy's or a part of it."""
-        return NamedSharding(mesh, self.spec)
+        return sharding_on(mesh, self.spec)
 
     def laid_out_sharding(self, mesh: Mesh) -> Sharding:
         """The sharding of a value laid out between programs: on its part of the strategy's mesh, or at its home."""

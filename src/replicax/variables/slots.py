@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -86,12 +86,17 @@ class Slot:
         old[0].arrays[old[1]] = None
 
 
+def arrays_of(slots: Sequence[Slot]) -> list[Any]:
+    """The present arrays of variables, in half the time that their properties take."""
+    return [group.arrays[index] for group, index in [slot._place for slot in slots]]
+
+
 def coalesced(slots: tuple[Slot, ...]) -> SlotGroup:
     """The group of exactly these slots, in this order; made now if there is none."""
     group = slots[0]._place[0] if slots else SlotGroup([])
     if group.slots is slots or group.slots == slots:
         return group
-    group = SlotGroup([slot.array for slot in slots])
+    group = SlotGroup(arrays_of(slots))
     for index, slot in enumerate(slots):
         slot._move(group, index)
     group.slots = slots

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax import _jax
 from replicax.devices.logical_axes import over_replicas
-from replicax.devices.mesh import REPLICA_AXIS
+from replicax.devices.mesh import REPLICA_AXIS, sharding_on
 from replicax.execution.compiled.automatic_axes import AutomaticAxes
 from replicax.execution.compiled.backend import Target, backend_of
 from replicax.execution.compiled.host_calls import HostCalls, HostErrors
@@ -372,9 +371,7 @@ def over_replicas_of(
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
-    # Equal shardings are one object: arrays whose shardings are the same object are quicker to take in the next call.
-    sharding = functools.cache(functools.partial(NamedSharding, mesh))
-    shardings = _each(lambda layout: sharding(layout.spec), layouts_out)
+    shardings = _each(lambda layout: sharding_on(mesh, layout.spec), layouts_out)
     options = backend_of(mesh).options(target)
     return jax.jit(
         _with_name(mapped, name),
