@@ -85,8 +85,6 @@ class AgreedBatches(GlobalBatches):
         An error waits until its element is the next one: only then its number is known, as elements may be left out.
         """
         told = self._told[self._exchange.workers.index]
-        if told and told[-1].is_over:
-            return []
         local_batches = self._local_batches.waiting(0 if told else 1)
         if self.closing:
             raise Cancelled

@@ -138,15 +138,13 @@ class LocalBatches:
         """A batch for each of this worker's replicas."""
         replicas = len(self._mine)
         parts: list[BatchRows] = []
-        memory = 0
         while len(parts) < replicas and (batch := next(self._batches, _NO_BATCH)) is not _NO_BATCH:
             rows = self._rows(batch)
-            part, _, nbytes = self._own_part(rows, 0, rows.size)
-            parts.append(part)
-            memory += nbytes
+            parts.append(self._own_part(rows, 0, rows.size)[0])
         if not parts:
             raise StopIteration
         parts += [no_rows(parts[0].kinds())] * (replicas - len(parts))
+        memory = sum(part.nbytes for part in parts)
         return HostBatch(self._checker.tree, parts, tuple(part.size for part in parts), None, memory)
 
     def state(self) -> bytes:
