@@ -18,6 +18,8 @@ import pytest
 from replicax import DistributedIterator, InputOptions
 from replicax.data.batches.prefetch import Prefetcher
 from tests import processes
+from tests.data import simulated
+from tests.data.simulated import Run
 from tests.soaking import soak_except
 from tests.sources import Slow, wait_until
 
@@ -204,6 +206,23 @@ def test_closing_does_not_wait_for_a_source_that_is_stuck(pair, how) -> None:
     assert len(set(threading.enumerate()) - before) == 1  # it is still waiting,
     source.go_on.set()
     wait_until(lambda: not set(threading.enumerate()) - before)  # and then ends
+
+
+@pytest.mark.usefixtures("impatient")
+def test_closing_waits_while_an_element_is_put_on_the_devices(monkeypatch) -> None:
+    begun, done = [], []
+
+    def place(element):
+        begun.append(element)
+        time.sleep(0.3 if done else 0.0)
+        done.append(element)
+
+    monkeypatch.setattr(simulated, "_taken", place)
+    run = Run(lambda context: [np.zeros(4)] * 3)
+    next(run.iterators[0])
+    wait_until(lambda: len(begun) == 2)
+    run.close()
+    assert len(done) == 2
 
 
 @pytest.mark.usefixtures("impatient")
