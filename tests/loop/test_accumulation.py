@@ -164,6 +164,7 @@ ON_GRADIENTS: dict[str, Any] = {
     "gradients, jitted": lambda count, total: jax.jit(lambda g: (g / count).astype(g.dtype)),
     "gradients / total": lambda count, total: lambda g: g / total,
     "gradients / norm": lambda count, total: lambda g: g / jnp.linalg.norm(g),
+    "gradients if finite": lambda count, total: lambda g: jnp.where(jnp.isfinite(g / count), g, jnp.zeros_like(g)),
 }
 
 
@@ -203,7 +204,8 @@ def test_a_mean_over_the_tokens_of_a_micro_batch_is_told_with_its_cures() -> Non
     masks = (np.random.default_rng(0).random((8, 3)) < 0.4).astype(np.float32)
     whole = of_tokens(strategy_of(1), 1, "sum", masks)
     expected = pytest.approx(whole)
-    of_tokens(strategy_of(1), 2, "gradients / norm", masks)  # which is no sum over examples
+    for how in list(ON_GRADIENTS)[4:]:  # not divided by a sum over examples
+        of_tokens(strategy_of(1), 2, how, masks)
     for replicas in (1, 2):
         for how in ("sum", "as_share", *list(ON_GRADIENTS)[:3]):
             what = "gradients" if how in ON_GRADIENTS else "loss"
