@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 import replicax
 from replicax.execution.compiled import host_calls
 from replicax.execution.signals import hold_signals
+from replicax.variables.slots import escaped
 from tests import processes
 from tests.conftest import logical_strategy, strategy_of
 from tests.soaking import soaked
@@ -371,9 +372,12 @@ def test_a_step_takes_arguments_of_other_kinds_in_between(strategy) -> None:
         return x + variables[0].value
 
     one = strategy.distribute_values_from_function(lambda ctx: 1.0)
+    held, _ = fixed.value, variables[0].value
     for i in range(8):
         result = strategy.run(lambda x: step(replicax.get_replica_context().all_reduce("mean", x)), args=(one,))
         assert float(strategy.local_results(result)[0]) == i + 2
+    assert fixed.value is held  # a step that only reads it takes no copy,
+    assert escaped.isdisjoint(v.slot for v in variables)  # and one that writes it a single one
     variables[3].assign(-5.0)
     fixed.assign(2.0)
     mean = lambda x: step(replicax.get_replica_context().all_reduce("mean", x))  # noqa: E731

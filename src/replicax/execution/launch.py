@@ -89,7 +89,7 @@ def launch(
                     group.show()
                 finally:
                     release()
-        if not is_cached and policy.waits and policy.donates:
+        if policy.waits:
             try:
                 _wait_until_done(returned[0])
             except Exception as error:  # of a jax.debug.print to a stream that is closed, say
@@ -150,7 +150,7 @@ def _call(
         release()
         raise
     # From the second call of a kind on, JAX runs no Python, unless there are transfers or the call waits.
-    if home_transfer is None and not policy.waits and before and before == _kinds_of_calls(call):
+    if home_transfer is None and not policy.waits and before:
         policy.cached_calls = before
     return release
 
