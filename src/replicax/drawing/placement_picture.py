@@ -7,6 +7,7 @@ pieces.
 
 from __future__ import annotations
 
+import colorsys
 import itertools
 import math
 import os
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from replicax.argument_checks import checked_path
 from replicax.devices.mesh import programs_for
-from replicax.drawing.colours import colours_of
 from replicax.drawing.holdings import (
     Column,
     DevicePart,
@@ -31,6 +31,7 @@ from replicax.drawing.svg import Drawing, cut_to, lines_of, width_of
 from replicax.execution.compiled.replicate import Executable
 from replicax.pipeline.dispatch import PlacedExecutable
 from replicax.system.quantities import bytes_in_words, counted
+from replicax.tpu.core_owners import COLOURS
 from replicax.variables.partitioners import GroupPartitioner, Partitioner
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class _Page:
         words += [(line, 11.0, "muted") for line in lines_of(holding.where, 11, _LABELS - 12)]
         rows, columns = holding.shown_dims()
         width, height = self._outline(holding, rows, columns)
-        colours = colours_of(holding)
+        colours = _colours_of(holding)
         tall = max(height + 34, 15 * len(words) + 16)
         foot = self.y + (tall - height - 16) / 2
         for i, part in enumerate(holding.parts[: len(self.shown)]):
@@ -340,6 +341,25 @@ def _replicas(numbers: tuple[int, ...], spelt: bool) -> str:
     if len(numbers) == 1:
         return f"replica {numbers[0]}" if spelt else f"{numbers[0]}"
     return f"{'replicas ' if spelt else ''}{numbers[0]}–{numbers[-1]}"
+
+
+def _colours_of(holding: Holding) -> dict[tuple[int, int], str]:
+    """The colour of each device and copy: one for each different content."""
+    contents: dict[tuple[object, int], int] = {}
+    numbers = {
+        (i, copy): contents.setdefault((part.bounds, part.first + copy), len(contents))
+        for i, part in enumerate(holding.parts)
+        if part is not None
+        for copy in range(part.copies)
+    }
+    many = len(contents) > len(COLOURS)
+    return {at: _hue(n, len(contents)) if many else COLOURS[n] for at, n in numbers.items()}
+
+
+def _hue(number: int, count: int) -> str:
+    """Return one of ``count`` colours of the rainbow."""
+    red, green, blue = colorsys.hls_to_rgb(number / count, 0.5 if number % 2 else 0.38, 0.55)
+    return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"
 
 
 def _size(size: float) -> str:

@@ -10,15 +10,25 @@ from replicax.system.quantities import bytes_in_words
 
 @dataclasses.dataclass(frozen=True)
 class DeviceReport:
-    """The variables, operations and bytes of one logical device of a replica."""
+    """The variables, operations and bytes of one logical device of a replica.
 
-    logical_device: int  # its number
-    regions: int  # how many programs are launched there in a run
-    operations: collections.Counter[str]  # how many operations of each kind they have
-    variables: int  # how many variables live there
-    variable_bytes: int  # their size on one device: parameters, and an optimizer's slots
-    argument_bytes: int  # of the step's arguments, those that are used there, on one device
-    temporary_bytes: int  # what the greediest of the programs needs while it runs, as its compiler tells
+    Attributes:
+      logical_device: its number.
+      regions: how many programs are launched there in a run.
+      operations: how many operations of each kind they have.
+      variables: how many variables live there.
+      variable_bytes: their size on one device: parameters, and an optimizer's slots.
+      argument_bytes: of the step's arguments, those that are used there, on one device.
+      temporary_bytes: what the greediest of the programs needs while it runs, as its compiler tells.
+    """
+
+    logical_device: int
+    regions: int
+    operations: collections.Counter[str]
+    variables: int
+    variable_bytes: int
+    argument_bytes: int
+    temporary_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
