@@ -23,7 +23,6 @@ def parted(shape: Sequence[int], partition_dimensions: Any, logical_devices: int
     Raises:
       ValueError: it can't be; the message says why.
 
-    >>> from replicax.devices.logical_axes import parted
     >>> parted((4, 6, 8), [1, 2, 4], 8, "x")
     ((), ('logical0',), ('logical1', 'logical2'))
     """

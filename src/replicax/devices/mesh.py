@@ -22,7 +22,6 @@ def logical_axes(count: int) -> dict[str, int]:
 
     So any split of the logical devices over the dims of an array assigns whole axes.
 
-    >>> from replicax.devices.mesh import logical_axes
     >>> logical_axes(12)
     {'logical0': 2, 'logical1': 2, 'logical2': 3}
     """

@@ -224,7 +224,6 @@ _ALIASES = {
 def gpu_model(name: str) -> GpuModel:
     """The model of that name.
 
-    >>> from replicax.gpu.gpu_models import gpu_model
     >>> gpu_model("h100").sms
     132
     """
@@ -247,7 +246,6 @@ def model_of(device_kind: str) -> GpuModel | None:
 def is_gpu_topology(name: Any) -> bool:
     """Return whether a topology is meant to be of GPUs, rather than of TPUs: its model, or machine, is one of them.
 
-    >>> from replicax.gpu.gpu_models import is_gpu_topology
     >>> is_gpu_topology("h100:8"), is_gpu_topology("p5.48xlarge"), is_gpu_topology("v5p:4x4x4")
     (True, True, False)
     """
@@ -262,7 +260,6 @@ def parse_cluster(name: str) -> tuple[GpuModel, int, int]:
       name: ``"h100:16x8"``, 16 hosts with 8 GPUs each; ``"h100:8"``, one host; or a machine that a cloud sells, such as
         ``"a3-megagpu-8g"``, with how many: ``"a3-megagpu-8g:16"``.
 
-    >>> from replicax.gpu.gpu_models import parse_cluster
     >>> [(model.name, hosts, gpus) for model, hosts, gpus in map(parse_cluster, ("h100:16x8", "p5.48xlarge:2"))]
     [('h100', 16, 8), ('h100', 2, 8)]
     """

@@ -41,7 +41,6 @@ class Allocation:
 def bytes_on_host(text: str) -> int:
     """The bytes of the allocations in the host's memory.
 
-    >>> from replicax.hlo.buffer_assignment import bytes_on_host
     >>> bytes_on_host("allocation 2: size 64, color 5, preallocated-temp:")
     64
     """
@@ -51,7 +50,6 @@ def bytes_on_host(text: str) -> int:
 def allocations(text: str) -> Iterator[Allocation]:
     """The allocations in the device's main memory.
 
-    >>> from replicax.hlo.buffer_assignment import allocations
     >>> found = allocations('''BufferAssignment:
     ... allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
     ...  value: <1 x.1 @0> (size=64,offset=0): f32[16]{0}

@@ -50,7 +50,6 @@ class Collective:
 def collectives_in(text: str) -> list[Collective]:
     """The collectives of a module, from its text, in order.
 
-    >>> from replicax.hlo.collective_instructions import collectives_in
     >>> collectives_in("%r = (f32[8,2]{1,0}, s32[]) all-reduce(%a, %b), channel_id=1")
     [Collective(kind='all-reduce', bytes=68, arrays=2)]
     """

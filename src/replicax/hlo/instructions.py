@@ -141,7 +141,6 @@ def _unquoted(name: str) -> str:
 def parse(text: str) -> Module:
     """A module from its text.
 
-    >>> from replicax.hlo.instructions import parse
     >>> module = parse('''
     ... ENTRY %main (x: f32[2,3]) -> f32[2,3] {
     ...   %x = f32[2,3]{1,0} parameter(0)
@@ -223,7 +222,6 @@ def arrays_in(text: str) -> tuple[Array, ...]:
 def elements_of(type_: str) -> list[str]:
     """The elements of a tuple's type, as they are written.
 
-    >>> from replicax.hlo.instructions import elements_of
     >>> elements_of("((f32[2]{0:T(8,128)}, f32[3]), u32[])")
     ['(f32[2]{0:T(8,128)}, f32[3])', 'u32[]']
     """

@@ -37,7 +37,6 @@ class LiveRanges:
 def live_ranges(text: str) -> LiveRanges:
     """Parse the text; without values if it says nothing about the peak.
 
-    >>> from replicax.hlo.live_ranges import live_ranges
     >>> found = live_ranges('''HloLiveRange (max 2):
     ...   InstructionSequence:
     ...     0:x

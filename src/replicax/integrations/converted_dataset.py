@@ -31,7 +31,6 @@ def adapted(dataset: Any) -> Adapted | None:
     Raises:
       TypeError: it holds values other than arrays of numbers, such as strings.
 
-    >>> import numpy as np
     >>> adapted([np.zeros(3)]) is None
     True
     """

@@ -159,7 +159,6 @@ def chip_of(device_kind: str) -> Chip | None:
 
     Of a GPU's memory JAX takes three quarters, or what :data:`MEMORY_FRACTION` says.
 
-    >>> from replicax.planning.chip_specs import chip_of
     >>> h100 = chip_of("NVIDIA H100 80GB HBM3")
     >>> h100.name, h100.usable / h100.memory
     ('h100', 0.75)

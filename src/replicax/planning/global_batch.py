@@ -11,8 +11,6 @@ import jax
 def examples_of(element_spec: Any) -> int | None:
     """Return a replica's number of examples: the size of dim 0 of each described array; ``None`` if there are none.
 
-    >>> import jax
-    >>> from replicax.planning.global_batch import examples_of
     >>> examples_of({"x": jax.ShapeDtypeStruct((32, 784), "float32"), "y": jax.ShapeDtypeStruct((32,), "int32")})
     32
     """
@@ -39,8 +37,6 @@ def tokens_of(element_spec: Any) -> int | None:
 
     Of several such arrays, as of a text and its translation, it is the largest.
 
-    >>> import jax
-    >>> from replicax.planning.global_batch import tokens_of
     >>> tokens_of({"text": jax.ShapeDtypeStruct((4, 2048), "int32"), "weight": jax.ShapeDtypeStruct((4,), "float32")})
     2048
     """
@@ -52,8 +48,6 @@ def tokens_of(element_spec: Any) -> int | None:
 def with_examples(element_spec: Any, examples: int | Fraction) -> Any:
     """``element_spec`` with another number of examples in each described array.
 
-    >>> import jax
-    >>> from replicax.planning.global_batch import with_examples
     >>> with_examples(jax.ShapeDtypeStruct((32, 784), "float32"), 8)
     ShapeDtypeStruct(shape=(8, 784), dtype=float32)
     """

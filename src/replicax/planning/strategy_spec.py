@@ -49,7 +49,6 @@ def strategy_of(
       ValueError: there is no such slice or GPU, the devices can't be divided like this, ``variables`` is none of these,
         or the arguments contradict each other.
 
-    >>> from replicax.planning.strategy_spec import strategy_of
     >>> strategy_of(devices=8, variables="groups:4", logical=2).num_replicas_in_sync
     4
     """
@@ -96,7 +95,6 @@ def _partitioner(variables: str, blocks: int) -> Partitioner | None:
 def devices_and_slices(topology: str, slices: int | None = None) -> tuple[int, int]:
     """Return the numbers of devices and of their slices (of GPUs: domains that NVLink joins).
 
-    >>> from replicax.planning.strategy_spec import devices_and_slices
     >>> devices_and_slices("h100:16x8"), devices_and_slices("v5e:4x4", slices=2)
     ((128, 16), (32, 2))
     """
@@ -118,7 +116,6 @@ def check_variables(text: str) -> str:
 def block_of(cores: int, mesh: Sequence[int]) -> Shape:
     """A block of so many cores, as close to a cube as there is, in a mesh; the cores of a chip come first.
 
-    >>> from replicax.planning.strategy_spec import block_of
     >>> block_of(4, (4, 4, 4, 1)), block_of(4, (8, 8, 1, 2)), block_of(8, (4, 4, 4, 1))
     ((2, 2, 1, 1), (2, 1, 1, 2), (2, 2, 2, 1))
     """

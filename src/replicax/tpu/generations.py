@@ -60,7 +60,6 @@ class Generation:
     def accelerator_type(self, shape: tuple[int, int, int]) -> str:
         """Cloud's name of a slice: the generation and the number of cores.
 
-        >>> from replicax.tpu.generations import generation_of
         >>> generation_of("TPU v5e").accelerator_type((4, 4, 1)), generation_of("TPU v5p").accelerator_type((4, 4, 4))
         ('v5litepod-16', 'v5p-128')
         """
@@ -72,7 +71,6 @@ class Generation:
         Slices of full cubes wrap around along all dims, as their wrap-around links are switched. Planes do so along
         dims as long as a whole pod.
 
-        >>> from replicax.tpu.generations import generation_of
         >>> generation_of("TPU v5p").wrap((4, 4, 8)), generation_of("TPU v5p").wrap((2, 4, 4))
         ((True, True, True), (False, False, False))
         >>> generation_of("TPU v5e").wrap((8, 16, 1))
@@ -108,7 +106,6 @@ def slice_name(name: str) -> str:
 
     A number of cores means the default shape if there are several. Any other name is returned unchanged.
 
-    >>> from replicax.tpu.generations import slice_name
     >>> slice_name("v5p-128"), slice_name("v5litepod-16"), slice_name("v5p:4x4x8")
     ('v5p:4x4x4', 'v5e:4x4', 'v5p:4x4x8')
     """
@@ -132,7 +129,6 @@ def _shape(text: str) -> tuple[int, int, int]:
 def parse_slice(name: str) -> tuple[Generation, tuple[int, int, int]]:
     """The generation and the chips along x, y and z for a name such as ``"v5e:4x4"`` or ``"v5litepod-16"``.
 
-    >>> from replicax.tpu.generations import parse_slice
     >>> parse_slice("v5p:2x2x4")[1], parse_slice("v5e:4x8")[1], parse_slice("v5p-32")[1]
     ((2, 2, 4), (4, 8, 1), (2, 2, 4))
     """

@@ -20,7 +20,6 @@ class Torus:
       wrap: whether there are links from the last chip to the first, along x, y and z. Along a dim of two chips
         these are neighbours anyway, so it never counts as wrapping around.
 
-    >>> from replicax.tpu.torus import Torus
     >>> ring = Torus((8, 1, 1), wrap=(True, False, False))
     >>> int(ring.hops((0, 0, 0), (7, 0, 0))), int(ring.hops((0, 0, 0), (4, 0, 0)))
     (1, 4)
@@ -61,7 +60,6 @@ class Torus:
 def points(sizes: Iterable[int]) -> np.ndarray:
     """Return all points of a grid, the last coordinate fastest: int64 ``[points, dims]``.
 
-    >>> from replicax.tpu.torus import points
     >>> points((2, 2)).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
     """
@@ -92,7 +90,6 @@ def ring_order(shape: Sequence[int], wrap: Sequence[bool]) -> np.ndarray:
     and at least two dims longer than one. (A grid with an odd number of points has no ring: the sum of the coordinates
     alternates between even and odd along every link.)
 
-    >>> from replicax.tpu.torus import ring_order
     >>> ring_order((3, 2), (False, False)).tolist()
     [[0, 0], [1, 0], [2, 0], [2, 1], [1, 1], [0, 1]]
     """

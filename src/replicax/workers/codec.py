@@ -54,7 +54,6 @@ def loads(data: bytes) -> Any:
     Raises:
       ValueError: the bytes are not such a message; says what is wrong.
 
-    >>> import jax.numpy as jnp
     >>> loads(dumps({"x": (jnp.ones(2, jnp.bfloat16), None)}))
     {'x': (Array([1, 1], dtype=bfloat16), None)}
     """

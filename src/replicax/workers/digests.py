@@ -22,7 +22,6 @@ Digest = tuple[str, tuple[int, ...], Any]
 def digest(value: Any) -> Digest:
     """A digest: equal for arrays of one dtype and shape with equal elements (NaN equals NaN), different otherwise.
 
-    >>> import jax.numpy as jnp
     >>> digest(jnp.array([0.0, jnp.nan])) == digest(jnp.array([-0.0, jnp.nan]))
     True
     """
@@ -38,7 +37,6 @@ def digest(value: Any) -> Digest:
 def unabridged(value: Any) -> Digest:
     """Return an object that compares as digests do, in a fraction of the time; but it holds the array.
 
-    >>> import jax.numpy as jnp
     >>> unabridged(jnp.array([0.0, jnp.nan])) == unabridged(jnp.array([-0.0, jnp.nan]))
     True
     """

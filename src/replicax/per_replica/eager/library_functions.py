@@ -94,7 +94,6 @@ def identity_of(fn: Callable[..., Any]) -> Hashable | None:
     library's.
 
     >>> import jax, optax
-    >>> from replicax.per_replica.eager.library_functions import identity_of
     >>> identity_of(optax.adam(0.1).update) == identity_of(optax.adam(0.1).update) != identity_of(
     ...     optax.adam(0.2).update
     ... )

@@ -53,8 +53,6 @@ def temporaries_by_kind(module: Module, ranges: LiveRanges, temporaries: int) ->
 def peak_by_kind(memory: Memory, variables: int, temporaries: dict[str, int]) -> dict[str, int]:
     """Return the bytes in memory when it is fullest, by kind; without kinds of which there is nothing.
 
-    >>> from replicax.planning.memory import Memory
-    >>> from replicax.planning.timeline.peak import peak_by_kind
     >>> memory = Memory(arguments=100, outputs=90, aliased=80, temporaries=30, code=0, capacity=None)
     >>> peak_by_kind(memory, 96, {"activations": 20, "other temporaries": 10})
     {'variables': 96, 'batch and other arguments': 4, 'activations': 20, 'other temporaries': 10, 'outputs': 10}
