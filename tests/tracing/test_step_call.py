@@ -308,32 +308,64 @@ class Trainer:
         return self.params["w"]
 
 
-def test_arrays_that_an_object_keeps_would_not_be_trained(strategy) -> None:
+EXECUTORS = [replicax.RunOptions("compiled"), replicax.RunOptions("per_replica")]
+
+
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_arrays_that_an_object_keeps_would_not_be_trained(strategy, options) -> None:
     trainer = Trainer()
     for step, args in ((trainer.step, (X,)), (Trainer.step, (trainer, X))):
         with pytest.raises(
             TypeError, match=r"^Trainer\.\w+ was read by the step, which then set it.*replicax.as_variables"
         ):
-            strategy.run(step, args=args)
+            strategy.run(step, args=args, options=options)
         assert [trainer.params["w"].tolist(), trainer.momentum.tolist()] == [[1, 1, 1], [0, 0, 0]]
 
 
 class Logger:
     def __init__(self) -> None:
-        self.last, self.losses, self.named = None, [], {"scale": jnp.ones(())}
+        self.last, self.losses, self.named = None, [], {"scale": jnp.ones(()), "loss": 0.0, "new": jnp.zeros(())}
+        self.fails = False
 
     def step(self, x):
-        self.named["loss"] = x.sum() * self.named["scale"]
+        self.named["loss"] = x.sum() * jax.jit(lambda: self.named["scale"])()
+        self.named["new"] = x.sum()
         self.losses.append(self.named["loss"])
         if self.last is not self.losses[-1]:
             self.last = self.losses[-1]
+        if self.fails:
+            raise ValueError("a mistake of the user's")
         return self.named["loss"]
 
 
-def test_a_step_may_leave_values_in_an_object_that_no_step_reads(strategy) -> None:
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_a_step_may_leave_values_in_an_object_that_no_step_reads(strategy, options) -> None:
     logger = Logger()
     for rows in (3, 3, 2, 4):  # traced three times
-        assert float(strategy.run(logger.step, args=(jnp.ones(rows),))) == rows
+        assert float(strategy.run(logger.step, args=(jnp.ones(rows),), options=options)) == rows
+
+
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_an_object_keeps_no_value_of_a_step_that_fails(strategy, options) -> None:
+    logger = Logger()
+    logger.fails = True
+    with pytest.raises(ValueError, match="a mistake of the user's"):
+        strategy.run(logger.step, args=(X,), options=options)
+    assert logger.last is None
+    assert logger.losses == []
+    assert {name: float(value) for name, value in logger.named.items()} == {"scale": 1, "loss": 0, "new": 0}
+
+
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_an_item_that_an_object_keeps_is_used_in_a_program_inside(strategy, options) -> None:
+    logger = Logger()
+
+    def step(logger, x):
+        logger.named["scale"] = jax.jit(lambda x: x * logger.named["scale"])(x)
+
+    with pytest.raises(TypeError, match=r"^Logger\.named was read by the step, which then set it"):
+        strategy.run(step, args=(logger, X), options=options)
+    assert float(logger.named["scale"]) == 1
 
 
 def test_a_module_is_filled_with_variables(pair) -> None:

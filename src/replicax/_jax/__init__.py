@@ -42,6 +42,7 @@ from replicax._jax.jaxprs.programs import (
     calls_back_in_loops,
     check_freed_once,
     computing,
+    constants,
     contains,
     enable_x64_as_in,
     enable_x64_for,

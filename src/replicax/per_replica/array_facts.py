@@ -55,10 +55,15 @@ def _forget(notes: weakref.ref[_Notes[Any]], key: int, _: Any) -> None:
 
 
 class Localities(_Notes[Locality]):
-    """The localities of a step's arrays: of noted ones, and of all computed from them; ``MIRRORED`` for all others."""
+    """The localities of a step's arrays: of noted ones, and of all computed from them; ``MIRRORED`` for all others.
+
+    Attributes:
+      used: the ids of the operands of all operations.
+    """
 
     def __init__(self) -> None:
         super().__init__(M)
+        self.used: set[int] = set()
 
     def is_of_step(self, value: Any) -> bool:
         """Whether ``value`` is an argument of the step or computed by it, and not an array from outside."""
@@ -67,6 +72,7 @@ class Localities(_Notes[Locality]):
     def watch(self, primitive: Any, args: Sequence[Any], params: Any, results: Sequence[Any]) -> None:
         """Note the facts of an operation's results."""
         operands = list(map(self.of, args))
+        self.used.update(map(id, args))
         if primitive is program_p:
             facts = _infer(params["program"], tuple(operands))
         elif primitive in _PUT_TOGETHER:

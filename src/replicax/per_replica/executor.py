@@ -33,9 +33,10 @@ from replicax.execution.tracing.arguments import (
     of_another_strategy,
     path_of,
 )
-from replicax.execution.tracing.function_key import function_key, key_after_tracing
+from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
 from replicax.execution.tracing.module_numbers import module_numbers
-from replicax.execution.tracing.step_call import call_step
+from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in, recording_reads
+from replicax.execution.tracing.step_call import call_step, check_attributes_stay
 from replicax.execution.tracing.step_errors import explaining
 from replicax.locality import Locality, M, T
 from replicax.padding.example_places import UNKNOWN, Place, Rows
@@ -148,8 +149,19 @@ def _run(
         replica.communicator.rendezvous = rendezvous
     stores = [r.store for r in local]
     try:
-        with tracing_rules_once():
+        step = function_key(fn)
+        objects = [key.value for key in object_keys_in(step.captured)]
+        objects += jax.tree_util.tree_leaves(arguments, is_leaf=is_leaf)
+        of_objects = tuple(ObjectKey(x) for x in objects if may_change(x.__class__))
+
+        def is_of_step(value: Any) -> bool:
+            return any(store.localities.is_of_step(value) for store in stores)
+
+        with tracing_rules_once(), recording_reads(of_objects, step.code, module_of(fn), is_of_step) as threads:
+            for replica in local:
+                replica.threads = threads
             returned = rendezvous.run()
+            check_attributes_stay(lambda: set[int]().union(*(store.localities.used for store in stores)))
     except DeadlockError as error:
         if without_rows:
             error.add_note(_NO_ROWS)
@@ -224,9 +236,11 @@ class _Replica:
         self._fn = fn
         self._arguments = arguments
         self._adopt = adopt
+        self.threads = set[int]()
 
     def run(self) -> Any:
         self._adopt()
+        self.threads.add(threading.get_ident())
         with (
             jax.disable_jit(),
             _jax.kept_programs(),

@@ -291,6 +291,16 @@ def sub_jaxprs(equation: Equation) -> list[Jaxpr]:
     return [getattr(j, "jaxpr", j) for j in _core.jaxprs_in_params(params)] if params else []
 
 
+def constants(jaxpr: Jaxpr, consts: Iterable[Any]) -> Iterator[Any]:
+    """The arrays that a program closes over, its own ``consts`` and those of programs inside."""
+    yield from consts
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if isinstance(inner, ClosedJaxpr | Jaxpr):
+                    yield from constants(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()))
+
+
 def computing(value: Any, equations: Mapping[int, Equation]) -> Iterator[Equation]:
     """The equation that computes a value, found in ``equations`` by the value's id, and then those inside of it."""
     if (equation := equations.get(id(value))) is not None:

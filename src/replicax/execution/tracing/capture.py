@@ -26,7 +26,7 @@ from replicax.execution.program.infer import with_all_reduces
 from replicax.execution.program.marks import Obligation, mark_p, variable_p
 from replicax.execution.program.program import Program, Result, Use, VariableRef
 from replicax.execution.tracing.communicator import SpmdCommunicator
-from replicax.execution.tracing.step_call import call_step
+from replicax.execution.tracing.step_call import call_step, check_attributes_stay
 from replicax.execution.tracing.step_errors import as_written, check_meshes, explaining
 from replicax.locality import Locality, T
 from replicax.pytrees import check_no_traced_fields, is_leaf, registered
@@ -155,6 +155,7 @@ def capture(
     with _jax.kept_programs():
         jaxpr, closed_over = traced_inside(replicas, body, [aval for aval, _ in arguments])
     assert store is not None
+    check_attributes_stay(lambda: set(map(id, _jax.constants(jaxpr, closed_over))))
     if any(map(_jax.is_mutable, jaxpr.invars)):
         raise TypeError(
             f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "

@@ -13,14 +13,15 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from replicax import _jax
-from replicax.pytrees import Attribute, CapturedVariable, Definition, has_items, is_leaf
+from replicax.devices.host_values import is_key
+from replicax.pytrees import Attribute, CapturedVariable, Definition, Missing, has_items, is_leaf
 from replicax.user_functions import asks_class, global_names
 
 
@@ -69,15 +70,23 @@ def object_keys_in(key: Any) -> Iterator[ObjectKey]:
         yield key
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a step computes this value while it is traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
 @contextlib.contextmanager
-def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> Iterator[None]:
+def recording_reads(
+    key: tuple[Any, ...], code: Any, module: dict[str, Any], is_of_step: Callable[[Any], bool] = is_traced
+) -> Iterator[set[int]]:
     """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself.
 
     Its ``code`` may read from the objects' classes, too. Functions read globals of ``module``, that of the step:
-    libraries don't change under a program.
+    libraries don't change under a program. If the step fails, no attribute that it has read keeps a value that
+    ``is_of_step``. Yields the threads that run the step: this one, and those that are added.
     """
     keys = [*object_keys_in(key)]
-    recording = _Recording(module)
+    recording = _Recording(module, is_of_step)
     try:
         _active.append(recording)
         with _noting():
@@ -86,7 +95,13 @@ def recording_reads(key: tuple[Any, ...], code: Any, module: dict[str, Any]) -> 
                 recording.add((value, type(value)) if asks_class(code) else value, of_object)
                 if has_items(value):
                     recording.note(value, "", of_object)
-        yield
+        yield recording.threads
+    except BaseException:
+        with _noting():
+            for read in recording.read:
+                if any(map(is_of_step, read.leaves_now.values())):
+                    read.put_back()
+        raise
     finally:
         recording.found.clear()
         with _noting(), _lock:
@@ -103,19 +118,43 @@ class ReadAttribute(NamedTuple):
     owner: Any
     name: str
     value: Any
-    leaves: list[Any]
+    leaves: dict[Any, Any]
     structure: Any
+    is_of_step: Callable[[Any], bool]
 
     @property
-    def leaves_now(self) -> list[Any]:
-        """The leaves of its present value."""
+    def leaves_now(self) -> dict[Any, Any]:
+        """The leaves of its present value, by path."""
         return _flattened(Attribute(self.owner, self.name).now)[0]
+
+    def is_lost(self, used: Callable[[], Collection[int]]) -> bool:
+        """Whether the step, with the arrays of ``used`` ids, has used a leaf that it has then set to a computed one.
+
+        A container may be read to set an item, so its numbers don't count. Random keys and the uint32 numbers of random
+        streams never count: without harm to what is trained, a stream starts again.
+        """
+
+        def was_used(path: Any, leaf: Any) -> bool:
+            if isinstance(leaf, jax.Array):
+                counts = leaf.dtype != np.uint32 and not is_key(leaf.dtype) and not is_traced(leaf)
+                return counts and id(leaf) in used()
+            if isinstance(leaf, np.ndarray):
+                return leaf.dtype != np.uint32
+            return not path and isinstance(leaf, int | float | complex | np.generic)
+
+        now = self.leaves_now
+        return any(self.is_of_step(now.get(path)) and was_used(path, leaf) for path, leaf in self.leaves.items())
 
     def put_back(self) -> None:
         """Let the object have the value again, and a dict or list its items."""
+        if self.value is Missing:
+            object.__delattr__(self.owner, self.name)
+            return
         object.__setattr__(self.owner, self.name, self.value)
-        items = self.structure.unflatten(self.leaves)
+        items = self.structure.unflatten(self.leaves.values())
         if isinstance(self.value, dict):
+            for added in self.value.keys() - items.keys():
+                del self.value[added]
             self.value.update(items)
         elif isinstance(self.value, list):
             self.value[:] = items
@@ -123,21 +162,23 @@ class ReadAttribute(NamedTuple):
 
 def read_attributes() -> list[ReadAttribute]:
     """What the step of this thread has read so far of its objects, without attributes that it set first."""
-    return [read for recording in _active if recording.thread == threading.get_ident() for read in recording.read]
+    return [read for recording in _active if threading.get_ident() in recording.threads for read in recording.read]
 
 
-def _flattened(value: Any) -> tuple[list[Any], Any]:
+def _flattened(value: Any) -> tuple[dict[Any, Any], Any]:
     with contextlib.suppress(Exception):  # JAX can't take it apart
-        return jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
-    return [], None
+        leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)
+        return dict(leaves), structure
+    return {}, None
 
 
 class _Recording:
     """Records what a step reads of its objects, while there are some in ``found``, by id, with containers."""
 
-    def __init__(self, module: dict[str, Any]) -> None:
+    def __init__(self, module: dict[str, Any], is_of_step: Callable[[Any], bool]) -> None:
         self._module = module
-        self.thread = threading.get_ident()
+        self._is_of_step = is_of_step
+        self.threads = {threading.get_ident()}
         self.read: list[ReadAttribute] = []
         self.found: dict[int, tuple[Any, ObjectKey]] = {}
         self._captured: dict[int, tuple[Any, ObjectKey]] = {}
@@ -200,7 +241,8 @@ class _Recording:
 
     def _replace(self, cls: Any, name: str, note: Callable[[Any, str], Any]) -> None:
         def noted(value: Any, attribute: str, *new: Any) -> Any:
-            if id(value) in self.found and threading.get_ident() == self.thread not in _threads_that_note:
+            thread = threading.get_ident()
+            if id(value) in self.found and thread in self.threads and thread not in _threads_that_note:
                 with _noting():
                     note(value, attribute)
             return original(value, attribute, *new)
@@ -224,7 +266,7 @@ class _Recording:
         attribute = key.reads[place] = cls(owner, name)
         now = attribute.now
         if cls is Attribute and name not in ("", "__dict__"):
-            self.read.append(ReadAttribute(owner, name, now, *_flattened(now)))
+            self.read.append(ReadAttribute(owner, name, now, *_flattened(now), self._is_of_step))
         return now
 
 

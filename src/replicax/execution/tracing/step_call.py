@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,6 @@ def call_step(
                 "keep the state in a replicax.Variable"
             )
     check_changes_leave(objects, {id(x) for x in [*leaves, *values.values()]})
-    _check_attributes_stay()
     return returned
 
 
@@ -101,36 +100,25 @@ def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[
             )
 
 
-def _check_attributes_stay() -> None:
-    """Raise if the step has read an array or number of an object, and then set it to a computed one.
+def check_attributes_stay(used: Callable[[], Collection[int]]) -> None:
+    """Raise if a step of this thread has used an array or number of an object, and then set it to a computed one.
 
-    Later calls would not run this Python, and take the old value as a constant. The object has it again.
+    Later calls would not run this Python, and take the old value as a constant. ``used`` returns the ids of the arrays
+    with which the step has computed.
     """
-    lost = [
-        read
-        for read in read_attributes()
-        # A log, to which the step has appended, has more leaves now.
-        if len(read.leaves) == len(now := read.leaves_now) and any(map(_is_computed_anew, read.leaves, now))
-    ]
-    for read in lost:
-        read.put_back()
-    if lost:
-        raise TypeError(
-            f"{type(lost[0].owner).__name__}.{lost[0].name} was read by the step, which then set it: the Python of a "
-            "step runs once, so later calls would read the old value again. Pass the value as an argument, and return "
-            f"the new one; {_KEEP}"
-        )
+    for read in read_attributes():
+        if read.is_lost(used):
+            raise TypeError(
+                f"{type(read.owner).__name__}.{read.name} was read by the step, which then set it: the Python of a "
+                "step runs once, so later calls would read the old value again. Pass the value as an argument, and "
+                f"return the new one; {_KEEP}"
+            )
 
 
 _KEEP = (
     "or keep what changes in replicax.Variables (replicax.as_variables, replicax.value_and_grad, replicax.Optimizer), "
     "or with Flax NNX in an nnx.Module."
 )
-
-
-def _is_computed_anew(before: Any, now: Any) -> bool:
-    """Whether a value has been set to a computed one; one of an earlier trace was not read."""
-    return _counts(before) and not isinstance(before, jax.core.Tracer) and isinstance(now, jax.core.Tracer)
 
 
 def _counts(leaf: Any) -> bool:
