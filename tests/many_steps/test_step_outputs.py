@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.per_replica import executor
+from replicax.variables.slots import store_all
 from tests.conftest import strategy_of
 from tests.sources import numbered
 
@@ -218,3 +221,20 @@ def test_steps_that_have_run_are_not_given_back_in_debug_mode(pair) -> None:
     with replicax.debug(), pytest.raises(KeyError, match="at the third"):
         pair.run_steps(step, iterator, 4)
     assert pair.gather(next(iterator), 0).tolist() == [4, 5]
+
+
+def test_a_step_that_has_stored_its_values_is_not_given_back_in_debug_mode(pair, monkeypatch) -> None:
+    with pair.scope():
+        total = replicax.Variable(0.0, name="total", aggregation="sum")
+
+    def store_and_interrupt(arrays):
+        store_all(arrays)
+        signal.raise_signal(signal.SIGINT)
+
+    iterator = iter(pair.distribute_dataset(numbered(4)))
+    with replicax.debug(), monkeypatch.context() as patch:
+        patch.setattr(executor, "store_all", store_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.run_steps(lambda ctx, x: total.assign_add(x.sum()), iterator, 2)
+    assert float(total) == 1
+    assert pair.gather(next(iterator), 0).tolist() == [2, 3]

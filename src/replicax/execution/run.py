@@ -158,13 +158,13 @@ def run(
     """Run ``fn`` once on each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``."""
     if (options or default_options()).executor == "per_replica":
         check_call(programs.replicas, fn, args, kwargs)
-        return registry.run_per_replica()(programs, fn, args, kwargs)
+        return registry.run_per_replica()(programs, fn, args, kwargs, launched=launched)
     try:
         return run_compiled(programs, fn, args, kwargs, launched)
     except NotOneProgramError as why:
         if options is not None:
             raise
-        return registry.run_per_replica()(programs, fn, args, kwargs, why)
+        return registry.run_per_replica()(programs, fn, args, kwargs, why, launched=launched)
     except FloatingPointError as error:
         _find_operation(error, programs, fn, args, kwargs)
         raise

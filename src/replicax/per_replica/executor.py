@@ -64,15 +64,16 @@ def run_per_replica(
     kwargs: Mapping[str, Any] | None,
     why: NotOneProgramError | None = None,
     stores: bool = True,
+    launched: list[Any] | None = None,
 ) -> Any:
-    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`.
+    """Run ``fn`` once for each replica; see :meth:`replicax.Strategy.run`, and :func:`launch` for ``launched``.
 
     If it fails, or is not to store anything, no variable has changed. If ``why`` says that it can't be one compiled
     program, warn once of each reason, or add it to the error.
     """
     mask = _check_components(args, kwargs, programs.replicas)
     with contextlib.nullcontext() if context.in_step() else _locks.setdefault(programs, threading.RLock()):
-        return _run_and_store(programs, fn, args, kwargs, mask, why, stores)
+        return _run_and_store(programs, fn, args, kwargs, mask, why, stores, [] if launched is None else launched)
 
 
 def _warn_once(programs: ProgramCache, why: NotOneProgramError) -> None:
@@ -100,6 +101,7 @@ def _run_and_store(
     mask: ExampleMask | None,
     why: NotOneProgramError | None,
     stores: bool,
+    launched: list[Any],
 ) -> Any:
     replicas, key = programs.replicas, function_key(fn)
     check_same_step(replicas.lockstep, fn, args, kwargs, "on the per-replica executor")
@@ -123,6 +125,7 @@ def _run_and_store(
     release = hold_signals()
     try:
         store_all({variable.slot: array for variable, array in new})  # nothing can fail any more
+        launched.append(True)
     finally:
         release()
     if replicas.remote_variables is not None:

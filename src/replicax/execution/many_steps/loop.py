@@ -113,7 +113,6 @@ def run_steps(
                 returned = run(programs, step, (group.element,), None, launched=launched)
             else:
                 returned = _run_group(programs, step, group, program, launched)
-            launched.append(True)  # on the per-replica executor nothing else says so
     except BaseException:
         give_back(sum(group.count for group in groups[sum(map(bool, launches)) :]))
         raise
