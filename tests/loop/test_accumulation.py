@@ -489,7 +489,7 @@ def test_micro_batches_that_are_mostly_padding_are_told() -> None:
     with pytest.warns(UserWarning, match=said):
         replicax.train(line.step, line.dataset((4,)), 1, accumulate=5, progress=False)
     replicax.train(line.step, line.dataset((6, 4)), 2, accumulate=5, progress=False)
-    replicax.train(line.step, line.dataset((5,)), 1, accumulate=5, progress=False)  # one replica has 3, one has 2
+    replicax.train(line.step, line.dataset((5,)), 1, accumulate=6, progress=False)  # one replica has 3, one has 2
 
 
 def test_a_batch_that_overflows_in_one_micro_batch_is_skipped_as_a_whole() -> None:
