@@ -218,7 +218,7 @@ def test_components_of_other_replicas_are_refused(pair) -> None:
 def test_components_that_a_program_of_jax_asks_for_first_are_values(pair, rows, partial) -> None:
     x = np.arange(rows, dtype=np.int32)
     [batch] = pair.distribute_dataset([x], replicax.InputOptions(partial_batch=partial))
-    jax.make_jaxpr(lambda: pair.local_results(batch)[1] + 1)()
+    jax.make_jaxpr(lambda y: pair.local_results(batch)[1] + pair.local_results(y)[0])(1)
     assert [v.tolist() for v in pair.local_results(batch)] == [x[:2].tolist(), x[2:].tolist()]
 
 

@@ -428,6 +428,7 @@ def test_a_number_that_micro_batches_can_not_add_up_is_told(replicas: int) -> No
             "length": length,
             "large": (summed(loss) > 1e9).astype(jnp.float32),
             "own": jnp.sum(centred**2),
+            "scaled": summed(jnp.sum(x * jnp.exp(-summed(loss)))),
             "share": replicax.compute_average_loss(jnp.sum(centred**2, axis=1)),
         }
 

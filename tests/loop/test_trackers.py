@@ -107,7 +107,7 @@ def test_a_run_that_failed_is_marked_so(wandb_runs: list[FakeRun], monkeypatch: 
         run_of(logs, 2, step=fail)
     except ArithmeticError:
         run_of(logs, 2)
-    assert [run.exit_code for run in wandb_runs] == [1, 0]
+    assert ([run.exit_code for run in wandb_runs], logs[0].run) == ([1, 0], None)
     assert [status for call, _, status, *_ in calls if call == "end"] == ["FAILED", "FINISHED"]
 
 

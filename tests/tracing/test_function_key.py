@@ -107,6 +107,7 @@ def a_function(attribute, new):
         (a_list_in_a_frozen_dataclass, ()),
         (a_name_that_is_rebound, (int, 1)),
         (a_name_that_is_rebound, (type("Model", (), {}), None)),  # the only one that held the object
+        (a_name_that_is_rebound, (lambda: [make, a_deque, make], [make, a_deque, a_deque])),
         (a_name_without_a_value, ()),
         (a_function, ("__code__", (lambda x, y: x).__code__)),
         (a_function, ("__defaults__", (2,))),
