@@ -153,9 +153,8 @@ class Prefetcher:
 
     def _is_hungry(self) -> bool:
         """Return whether one more item may wait."""
-        if len(self._ready) >= self._depth or not self._ready or self._most_bytes is None:
-            return len(self._ready) < self._depth
-        return sum(made.nbytes for made, _ in self._ready) < self._most_bytes
+        most = self._most_bytes
+        return len(self._ready) < self._depth and (most is None or sum(made.nbytes for made, _ in self._ready) < most)
 
     def _make(self) -> None:
         """Make one more item, or note the end."""
