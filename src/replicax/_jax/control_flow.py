@@ -68,12 +68,8 @@ def while_of(params: Mapping[str, Any]) -> While:
     return While(test, body, params["cond_nconsts"], params["body_nconsts"])
 
 
-def _branches_of(params: Mapping[str, Any]) -> Branches:
-    return Branches([open_jaxpr(branch) for branch in params["branches"]])
-
-
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Scan | While | Branches]] = by_primitive(
-    {SCANS: scan_of, WHILE_LOOPS: while_of, BRANCHES: _branches_of}
+    {SCANS: scan_of, WHILE_LOOPS: while_of, BRANCHES: lambda params: Branches([*map(open_jaxpr, params["branches"])])}
 )
 
 

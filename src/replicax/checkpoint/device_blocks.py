@@ -123,6 +123,4 @@ def _large(block: Block, dtype: Any, device: jax.Device, read: Read) -> jax.Arra
     return array
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _updated_array(array: jax.Array, piece: jax.Array, start: Sequence[int]) -> jax.Array:
-    return jax.lax.dynamic_update_slice(array, piece, start)
+_updated_array = jax.jit(jax.lax.dynamic_update_slice, donate_argnums=0)

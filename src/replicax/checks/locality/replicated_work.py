@@ -36,7 +36,7 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
             "If a batch is among them, give each replica its part: iterate over strategy.distribute_dataset(batches), "
             "or split one batch with next(iter(strategy.distribute_dataset([batch])))."
         )
-    if _jax.contains(program.jaxpr, _draws):
+    if _jax.contains(program.jaxpr, lambda equation: equation.primitive.name in DRAWS):
         hints.append(
             "If each replica should draw its own random numbers, as for environments or samples, draw them with its "
             "key: replicax.get_replica_context().random_key(key)."
@@ -49,10 +49,6 @@ def warn_of_replicated_work(program: Program, names: Sequence[str]) -> None:
             LocalityWarning,
             *users_place(),
         )
-
-
-def _draws(equation: _jax.Equation) -> bool:
-    return equation.primitive.name in DRAWS
 
 
 def _makes_a_difference(equation: _jax.Equation) -> bool:

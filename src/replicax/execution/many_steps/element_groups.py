@@ -136,7 +136,7 @@ def group_of(element: Any, mesh: Mesh) -> ElementGroup | Single:
         arrays += [mask.array, mask.count]
         sizes = (tuple(int(size) for size in mask.host.sum(1)),)
     group = ElementGroup(tree, arrays, 1, mesh, bare, sizes)
-    expanded = [put(_expand(a, axis), layout) for a, (axis, layout) in zip(arrays, group._places, strict=True)]
+    expanded = [put(_expand(a, (axis,)), layout) for a, (axis, layout) in zip(arrays, group._places, strict=True)]
     return dataclasses.replace(group, arrays=expanded)
 
 
@@ -153,23 +153,7 @@ def joined(groups: Sequence[Any]) -> Any:
 
 
 # Compiled once for each shape, wherever in the group the slice is.
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _slice(array: Any, start: Any, size: int, axis: int) -> Any:
-    return lax.dynamic_slice_in_dim(array, start, size, axis)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _at(array: Any, index: Any, axis: int) -> Any:
-    return lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _expand(array: Any, axis: int) -> Any:
-    return lax.expand_dims(array, [axis])
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _concatenate(arrays: Sequence[Any], axis: int) -> Any:
-    return lax.concatenate(list(arrays), axis)
+_slice = jax.jit(lax.dynamic_slice_in_dim, static_argnums=(2, 3))
+_at = jax.jit(functools.partial(lax.dynamic_index_in_dim, keepdims=False), static_argnums=2)
+_expand = jax.jit(lax.expand_dims, static_argnums=1)
+_concatenate = jax.jit(lax.concatenate, static_argnums=1)

@@ -168,7 +168,7 @@ class StepFunction:
             new = (values[0], new)
         self._assign(step, values, new)
         if self._method != "predict_step" and len(set(batch.sizes)) > 1:
-            result = step.means_in(result, _is_float)
+            result = step.means_in(result, lambda log: bool(jnp.issubdtype(jnp.result_type(log), jnp.inexact)))
         return jax.tree_util.tree_map(lambda leaf: strongly_typed(jnp.asarray(leaf)), result)
 
     def _assign(self, step: ReplicaStep, values: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> None:
@@ -191,7 +191,3 @@ class StepFunction:
         if not jnp.issubdtype(cell.variable.dtype, jnp.inexact):
             return False
         return id(cell.keras) in self._statistics or getattr(cell.keras, "aggregation", "none") == "mean"
-
-
-def _is_float(log: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(log), jnp.inexact))
