@@ -30,11 +30,10 @@ _PMAP = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", "pm
 
 
 def asked_for_a_value(error: Exception) -> str | None:
-    """The kind of value that traced code has asked for.
+    """The kind of value that traced code has asked for; ``None`` if ``error`` is about something else.
 
-    Returns:
-      ``"bool"``, for a branch or a loop; ``"number"``, such as a size or an index; ``"mask"``, to choose elements;
-      ``"array"``, for what is not a function of JAX's. ``None`` if ``error`` is about something else.
+    ``"bool"``, for a branch or a loop; ``"number"``, such as a size or an index; ``"mask"``, to choose elements;
+    ``"array"``, for what is not a function of JAX's.
     """
     if isinstance(error, jax.errors.TracerBoolConversionError):
         return "bool"
@@ -62,12 +61,11 @@ def unbound_axis(error: Exception) -> str | None:
 
 
 def missed_a_mesh(error: Exception) -> str | None:
-    """The mistake with a mesh that ``error`` is about.
+    """The mistake with a mesh that ``error`` is about; ``None`` if it is about something else.
 
-    Returns:
-      ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"``
-      if there is none for a ``shard_map``; ``"other"`` if a ``pmap``, a ``shard_map`` or a sharding is over one that
-      is not there; ``None`` if it is about something else.
+    ``"array"`` if traced code can't take up an array from outside that lies on a mesh with explicit axes; ``"mesh"`` if
+    there is none for a ``shard_map``; ``"other"`` if a ``pmap``, a ``shard_map`` or a sharding is over one that is not
+    there.
     """
     if isinstance(error, NotImplementedError) and "sharded on `Explicit` axes" in str(error):
         return "array"
@@ -90,8 +88,7 @@ def missed_axis_types(error: AssertionError) -> bool:
 def arguments_named(message: str, file: str) -> tuple[list[int], str]:
     """Read from JAX's message on which arguments of a function in ``file`` a value depends.
 
-    Returns:
-      Their positions, and the message without what it says of that function.
+    Returns their positions, and the message without what it says of that function.
     """
     about = _ABOUT_A_FUNCTION.search(message)
     if about is None or not about[1].endswith(file):

@@ -62,16 +62,11 @@ class Supervisor:
         }
 
     def run(self) -> int:
-        """Make attempts until one has finished or no other is allowed.
+        """Make attempts until one has finished or no other is allowed; returns the exit code.
 
-        Returns:
-          The exit code: 0 if all workers have finished; that of the first worker that failed in the last attempt;
-          :data:`~replicax.EXIT_PREEMPTED` if the workers have left to be started again; 128 + the signal that ended the
-          launch.
-
-        Raises:
-          LaunchError: the workers can't listen at the rendezvous.
-          OSError: a worker can't be started.
+        That is 0 if all workers have finished; that of the first worker that failed in the last attempt;
+        :data:`~replicax.EXIT_PREEMPTED` if the workers have left to be started again; 128 + the signal that ended the
+        launch. Raises a LaunchError if the workers can't listen at the rendezvous, an OSError if one can't be started.
         """
         rendezvous = self.new_rendezvous()
         guard = Guard(self._id)

@@ -76,14 +76,10 @@ def _source(whose: str, name: str) -> str:
 
 
 def numbers_in(returned: Any, whose: str) -> dict[str, Any]:
-    """The numbers that a function has returned, by name, as they are.
+    """The numbers that a function called ``whose`` has returned, by name, as they are.
 
-    Args:
-      returned: a number, which is called ``"loss"``; a dict of numbers, also of further dicts; or ``None``.
-      whose: the function's name.
-
-    Raises:
-      TypeError, ValueError: it is something else; names it.
+    That is a number, which is called ``"loss"``; a dict of numbers, also of further dicts; or ``None``. For
+    anything else a TypeError or ValueError names it.
     """
     if not isinstance(returned, Mapping):
         returned = {} if returned is None else {"loss": returned}

@@ -85,12 +85,6 @@ class Placement:
       flat: the program, and ``program`` what it was made of.
       homes: a logical device, and the reason, for each variable that has one.
       final: whether to raise.
-
-    Attributes:
-      devices: the logical device of each operation; ``None`` for one that is done wherever its result is used.
-      anew: the operation that makes a value, if it is made wherever it is used.
-      leaves: the values that must be there for such a value to be made.
-      places: of all values.
     """
 
     def __init__(
@@ -99,8 +93,8 @@ class Placement:
         self.flat, self.uses, self._homes, self.final = flat, program.uses, homes, final
         self.reads = {use.slot: v for use, v in zip(program.reads, flat.inputs, strict=False)}
         self.writes = {use.slot: v for use, v in zip(program.writes, flat.outputs, strict=False)}
-        self.anew: dict[Any, int] = {}
-        self.leaves: dict[Any, tuple[Any, ...]] = {}
+        self.anew: dict[Any, int] = {}  # the operation that makes a value, if it is made wherever it is used
+        self.leaves: dict[Any, tuple[Any, ...]] = {}  # the values that must be there for such a value to be made
         self.origins: dict[int, Place] = {}  # the places from which assigned values came, by the assignment's number
         self._before: dict[Any, Any] = {}  # the values that were assigned, by what they are called afterwards
         self.places: dict[Any, Place] = dict.fromkeys(flat.inputs, Place(Hold.ARGUMENT))
@@ -109,6 +103,7 @@ class Placement:
             device, since = homes.get(slot, (None, ""))
             hold = Hold.FLOATING if device is None else Hold.LIGHT if is_small(atom) else Hold.FIRM
             self.places[atom] = Place(hold, device, since)
+        # The logical device of each operation; ``None`` for one that is done wherever its result is used.
         self.devices = [self._operation(i, o.equation) for i, o in enumerate(flat.operations)]
 
     def home_of(self, slot: Slot) -> int:

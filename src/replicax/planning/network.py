@@ -99,11 +99,6 @@ class Network:
       devices: the devices of the mesh, ``[replicas, logical devices]``, one slice after the other.
       chip: what they are.
       slices: how many slices there are, if the devices don't say it.
-
-    Attributes:
-      slices: how many slices there are.
-      grid: how many replicas, or chips shared by some, lie along each dim of a slice; ``None`` if they fill no box.
-      replicas_per_block: how many replicas share each place of the grid: cores of one chip.
     """
 
     def __init__(self, devices: np.ndarray, chip: Chip, slices: int | None = None) -> None:
@@ -123,8 +118,9 @@ class Network:
         self._devices_per_chip = len(self._coordinates) // len(np.unique(self._coordinates, axis=0))
         block = self._coordinates[: devices.shape[1]]
         self._block: Shape = tuple(len(set(along.tolist())) for along in block.T)
+        # How many replicas, or chips shared by some, lie along each dim of a slice; ``None`` if they fill no box.
         self.grid: Shape | None = None
-        self.replicas_per_block = 1
+        self.replicas_per_block = 1  # how many replicas share each place of the grid: cores of one chip
         if all(size % part == 0 for size, part in zip(self.shape, self._block, strict=True)):
             grid = tuple(size // part for size, part in zip(self.shape, self._block, strict=True))
             per_block, rest = divmod(len(devices), math.prod(grid))

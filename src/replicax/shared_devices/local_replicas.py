@@ -189,9 +189,8 @@ class OneReplica(Walk):
 class OnceForAll(Walk):
     """Computes once what all replicas would do alike.
 
-    Args:
-      in_order: whether elements are added up in an order that does not depend on how an array lies in memory: a norm
-        then has the same bits where its operand is in pieces between steps, and where it is not.
+    If ``in_order``, elements are added up in an order that does not depend on how an array lies in memory: a norm then
+    has the same bits where its operand is in pieces between steps, and where it is not.
     """
 
     def __init__(self, in_order: bool) -> None:

@@ -70,11 +70,7 @@ class ReplicaTerm:
         return [self.value] if self.product is None else self.product.invars
 
     def total(self, arrays: Sequence[Any]) -> Any:
-        """The sum over replicas, in a dtype in which it is precise.
-
-        Args:
-          arrays: ``[replicas, *shape]`` of each of the parts.
-        """
+        """The sum over replicas, in a dtype in which it is precise, from ``[replicas, *shape]`` of each part."""
         dtype = widened(self.value.aval.dtype)
         if self.product is None:
             return jnp.sum(arrays[0], 0, dtype=dtype)

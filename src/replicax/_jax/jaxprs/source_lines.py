@@ -51,11 +51,10 @@ def _users_position(traceback: Any) -> int | None:
 
 
 def source_place(equations: Sequence[Equation]) -> tuple[str, int]:
-    """The user's file and line that an equation comes from.
+    """The user's file and line that the last of ``equations`` comes from, after those that it is inside of.
 
-    Args:
-      equations: the equation, after those that it is inside of. What JAX has traced for another call of a function that
-        is jitted, and kept, has the line of that call; then it is the line of this one.
+    What JAX has traced for another call of a function that is jitted, and kept, has the line of that call; then it is
+    the line of this one.
     """
     place: tuple[str, int] | None = None
     for call, equation in zip([None, *equations], equations, strict=False):

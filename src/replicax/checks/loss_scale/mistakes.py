@@ -37,11 +37,8 @@ class _Findings:
 def check_loss_scale(programs: Sequence[Program]) -> tuple[Scale | None, ...]:
     """Warn if gradients that are summed over the replicas are certainly not those of shares.
 
-    Args:
-      programs: the captured program; if replicas differ in size, that of each size.
-
-    Returns:
-      The scale of each computed result (see :attr:`replicax.PerReplica.scale`); ``None`` if it is not certain.
+    ``programs`` are the captured program; if replicas differ in size, that of each size. Returns the scale of each
+    computed result (see :attr:`replicax.PerReplica.scale`); ``None`` if it is not certain.
     """
     first, is_ragged = programs[0], len(programs) > 1
     variables: dict[_Mistake, str] = {}

@@ -28,17 +28,12 @@ If XLA moves the call out of the loop, nothing ends it.
 
 
 class HostErrors:
-    """The errors of one run at a time.
-
-    Attributes:
-      are_noted: whether a run is waited for, after which its first error is raised.
-      first: the first error of that run, if there is one.
-      since: the time of that error, by ``time.monotonic``.
-    """
+    """The errors of one run at a time."""
 
     def __init__(self) -> None:
-        self.are_noted, self.since = False, 0.0
-        self.first: BaseException | None = None
+        self.are_noted = False  # whether a run is waited for, after which its first error is raised
+        self.first: BaseException | None = None  # the first error of that run, if there is one
+        self.since = 0.0  # the time of that error, by ``time.monotonic``
         self._unfinished: Any = None
 
     def begin(self) -> None:

@@ -20,15 +20,10 @@ from replicax.values import Local, PerReplica, rebuilt
 
 
 class SpmdCommunicator:
-    """See :class:`replicax.collectives.Communicator`. Everything here only records operations.
+    """See :class:`replicax.collectives.Communicator`. Everything here only records operations."""
 
-    Attributes:
-      timeout: the longest that a collective has, in seconds; ``None`` if none has one.
-      sums_own: whether the step has sums of which some operands may have been reduced already.
-    """
-
-    timeout: float | None = None
-    sums_own = False
+    timeout: float | None = None  # the longest that a collective has, in seconds; ``None`` if none has one
+    sums_own = False  # whether the step has sums of which some operands may have been reduced already
 
     def __init__(self, examples: ReplicaExamples | None = None, options: CommunicationOptions | None = None) -> None:
         self.examples = examples

@@ -58,18 +58,13 @@ class FunctionKey(_jax.Hashed):
 
 
 class Wrapper:
-    """A callable that makes another step of a function; with an equal ``wrapper_key`` and function it is the same step.
+    """A callable that makes another step of a function: the same one if ``wrapper_key`` and function are equal."""
 
-    Attributes:
-      wrapper_key: its type, and what distinguishes it from other wrappers of the function.
-      argument: the name of its only argument; ``None`` if its arguments are those of the function.
-    """
-
-    argument: str | None = None
+    argument: str | None = None  # the name of its only argument; ``None`` if its arguments are those of the function
 
     def __init__(self, fn: Callable[..., Any], *distinction: Hashable) -> None:
         self.fn = fn
-        self.wrapper_key = (type(self), *distinction)
+        self.wrapper_key = (type(self), *distinction)  # also tells it from other wrappers of the function
         self.__name__ = function_name(fn)
 
 
