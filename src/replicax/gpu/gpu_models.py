@@ -41,21 +41,14 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class SM:
-    """A streaming multiprocessor of one compute capability: key ``"cuda"`` of the sources.
+    """A streaming multiprocessor of one compute capability: key ``"cuda"`` of the sources."""
 
-    Attributes:
-      shared: its shared memory, in KiB; a block may use 1 KiB less.
-      threads: the number that it keeps.
-      lanes: float32 units.
-      is_accelerated: whether it has instructions that no other compute capability has.
-      sustained: the share of its peak that large matrix products reach for hours: where it is not the usual one,
-        fitted, see ``benchmarks/published_runs.py``.
-    """
-
-    shared: int
-    threads: int
-    lanes: int
-    is_accelerated: bool = False
+    shared: int  # its shared memory, in KiB; a block may use 1 KiB less
+    threads: int  # the number that it keeps
+    lanes: int  # float32 units
+    is_accelerated: bool = False  # whether it has instructions that no other compute capability has
+    # The share of its peak that large matrix products reach for hours: where it is not the usual one, fitted, see
+    # ``benchmarks/published_runs.py``.
     sustained: float = 0.8
 
 

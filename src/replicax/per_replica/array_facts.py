@@ -55,15 +55,11 @@ def _forget(notes: weakref.ref[_Notes[Any]], key: int, _: Any) -> None:
 
 
 class Localities(_Notes[Locality]):
-    """The localities of a step's arrays: of noted ones, and of all computed from them; ``MIRRORED`` for all others.
-
-    Attributes:
-      used: the ids of the operands of all operations.
-    """
+    """The localities of a step's arrays: of noted ones, and of all computed from them; ``MIRRORED`` for all others."""
 
     def __init__(self) -> None:
         super().__init__(M)
-        self.used: set[int] = set()
+        self.used: set[int] = set()  # the ids of the operands of all operations
 
     def is_of_step(self, value: Any) -> bool:
         """Whether ``value`` is an argument of the step or computed by it, and not an array from outside."""

@@ -20,27 +20,19 @@ HOST = (2, 2, 1)
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of TPUs.
+    """One generation of TPUs."""
 
-    Attributes:
-      name: as in the names of topologies: ``"v5e"`` in ``"v5e:4x4"``.
-      device_kinds: ``jax.Device.device_kind`` of its devices.
-      cores_per_chip: TensorCores.
-      devices_per_chip: JAX devices. If they are fewer than the cores, both cores act as one device (megacore).
-        ``core_on_chip`` distinguishes two devices of a chip.
-      chips: the number of chips of the largest slice.
-      side: if chips form a plane: the number of chips of a whole pod along x, and along y. ``None`` if slices consist
-        of cubes of 4x4x4 chips.
-      slices: the shapes of slices that one can rent, or some of them.
-    """
-
-    name: str
-    device_kinds: tuple[str, ...]
-    cores_per_chip: int
+    name: str  # as in the names of topologies: ``"v5e"`` in ``"v5e:4x4"``
+    device_kinds: tuple[str, ...]  # ``jax.Device.device_kind`` of its devices
+    cores_per_chip: int  # TensorCores
+    # JAX devices. If they are fewer than the cores, both cores act as one device (megacore). ``core_on_chip``
+    # distinguishes two devices of a chip.
     devices_per_chip: int
-    chips: int
+    chips: int  # the number of chips of the largest slice
+    # If chips form a plane: the number of chips of a whole pod along x, and along y. ``None`` if slices consist of
+    # cubes of 4x4x4 chips.
     side: int | None
-    slices: tuple[str, ...]
+    slices: tuple[str, ...]  # the shapes of slices that one can rent, or some of them
 
     @property
     def sold_as(self) -> str:
