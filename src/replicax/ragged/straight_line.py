@@ -50,13 +50,6 @@ class Mark:
 class Straight(Inlining[int]):
     """A program, taken apart.
 
-    Attributes:
-      operations: in an order in which they can run; only those that something depends on, collectives, and those that
-        do something outside.
-      made: the operation that makes each value, even if nothing depends on it.
-      outputs: the numbers of its outputs.
-      marks: what is asked of its values.
-
     Raises:
       LocalityError: what a mark asks for does not hold, whatever the size.
       DeadlockError: replicas may disagree on whether a collective runs.
@@ -71,20 +64,21 @@ class Straight(Inlining[int]):
         replica: int,  # one of the replicas that run it
         others: Sequence[StraightOperation],  # the collectives of a program of replicas with rows
     ) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[Mark] = []  # what is asked of its values
         self._obligations = program.obligations
         self._numbers = numbers
         self._localities = dict(zip(inputs, program.input_localities, strict=True))
         self._operations: list[StraightOperation] = []
-        self.made: dict[int, StraightOperation] = {}
+        self.made: dict[int, StraightOperation] = {}  # makes each value, even if nothing depends on it
         self._collectives = 0
         self._replica, self._others = replica, others
         self._added: list[int] = []
-        self.outputs = self.inline(program.jaxpr, inputs)
+        self.outputs = self.inline(program.jaxpr, inputs)  # their numbers
         self._catch_up()
         own = [o.equation.params["number"] for o in self._operations if o.equation.primitive is ragged_part_p]
         if any(own.count(number) > self._added.count(number) for number in self._added):
             raise CantJoinError("replicas without rows come to only some of the gradients of an all_gather")
+        # In an order in which they can run: those that something depends on, collectives, and those that act outside.
         self.operations = needed(self._operations, self.outputs, lambda o: o.is_collective or acts(o.equation))
 
     @property
