@@ -151,9 +151,11 @@ class Attribute:
 
     __slots__ = ("_contents", "_key", "_name", "_owner", "_value")
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: Any, name: str, is_watched: bool = True) -> None:
         self._owner = _jax.ById(owner)
         self._name = name
+        if not is_watched:  # and only asked for its present value
+            return
         now = self.now
         self._value = _jax.ById(now)
         contents = Contents.of_all_in(now)
@@ -183,6 +185,18 @@ class Attribute:
         except AttributeError:
             return Missing
 
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"{type(self._owner.value).__name__}.{self._name}"
+
+    def set(self, value: Any) -> None:
+        """Let the owner have another value, or lose it if that is :class:`Missing`."""
+        if value is Missing:
+            object.__delattr__(self._owner.value, self._name)
+        else:
+            object.__setattr__(self._owner.value, self._name, value)
+
     def is_unchanged(self) -> bool:
         """Whether it has the same value, or an equal one."""
         now, seen = self.now, self._value
@@ -209,6 +223,19 @@ class CapturedVariable(Attribute):
             return owner.cell_contents
         except ValueError:  # not assigned yet
             return Missing
+
+    @property
+    def label(self) -> str:
+        return repr(self._name)
+
+    def set(self, value: Any) -> None:
+        is_global = type(owner := self._owner._strong) is dict
+        if value is not Missing:
+            owner.update({self._name: value}) if is_global else setattr(owner, "cell_contents", value)
+        elif is_global:
+            del owner[self._name]
+        else:
+            del owner.cell_contents
 
 
 class Definition(Attribute):

@@ -345,14 +345,12 @@ def test_a_step_may_leave_values_in_an_object_that_no_step_reads(strategy, optio
         assert float(strategy.run(logger.step, args=(jnp.ones(rows),), options=options)) == rows
 
 
-@pytest.mark.parametrize("options", EXECUTORS)
-def test_an_object_keeps_no_value_of_a_step_that_fails(strategy, options) -> None:
+def test_an_object_keeps_no_traced_value_of_a_step_that_fails(strategy) -> None:
     logger = Logger()
     logger.fails = True
     with pytest.raises(ValueError, match="a mistake of the user's"):
-        strategy.run(logger.step, args=(X,), options=options)
+        strategy.run(logger.step, args=(X,))
     assert logger.last is None
-    assert logger.losses == []
     assert {name: float(value) for name, value in logger.named.items()} == {"scale": 1, "loss": 0, "new": 0}
 
 
@@ -366,6 +364,38 @@ def test_an_item_that_an_object_keeps_is_used_in_a_program_inside(strategy, opti
     with pytest.raises(TypeError, match=r"^Logger\.named was read by the step, which then set it"):
         strategy.run(step, args=(logger, X), options=options)
     assert float(logger.named["scale"]) == 1
+
+
+weights = jnp.ones(3)
+
+
+def captured(trainer, params, bias):
+    """Steps that change what they capture."""
+
+    def of_object(x):
+        return trainer.step(x)
+
+    def of_dict(x):
+        params["w"] = params["w"] - x[0]
+
+    def of_cell(x):
+        nonlocal bias
+        bias = x[0] - bias
+
+    def of_module(x):
+        global weights
+        weights = jnp.where(x[0] > 2, x[0], weights)
+
+    return [of_object, of_dict, of_cell, of_module], lambda: [trainer.params["w"], params["w"], bias, weights]
+
+
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_arrays_that_a_step_captures_would_not_be_trained(strategy, options) -> None:
+    steps, values = captured(Trainer(), {"w": jnp.ones(3)}, jnp.ones(3))
+    for step, name in zip(steps, ("Trainer.params", "'params'", "'bias'", "'weights'"), strict=True):
+        with pytest.raises(TypeError, match=f"^{name} was read by the step, which then set it"):
+            strategy.run(step, args=(X,), options=options)
+    assert [value.tolist() for value in values()] == [[1] * 3] * 4
 
 
 def test_a_module_is_filled_with_variables(pair) -> None:

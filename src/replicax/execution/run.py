@@ -20,7 +20,7 @@ from replicax.execution.program.program import Program, VariableRef
 from replicax.execution.step_agreement import check_same_step
 from replicax.execution.tracing.arguments import Arguments, CantJoinError, NotOneProgramError, not_one_program
 from replicax.execution.tracing.capture import capture, checked_programs, state_of_this_thread
-from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
+from replicax.execution.tracing.function_key import captured_by, function_key, key_after_tracing, module_of
 from replicax.execution.tracing.object_attributes import recording_reads
 from replicax.execution.tracing.step_errors import where
 from replicax.locality import T
@@ -205,7 +205,7 @@ def prepare(programs: ProgramCache, fn: Callable[..., Any], arguments: Arguments
         creations = Creations(replicas, created)
         put_back = state_of_this_thread()
         try:
-            with recording_reads((step.captured, arguments.key), step.code, module_of(fn)):
+            with recording_reads((step.captured, arguments.key), step.code, module_of(fn), captured_by(fn)):
                 program = _captured(replicas, fn, arguments, creations)
             if program.is_placed:
                 executable = registry.replicate_placed()(program, replicas.mesh)

@@ -33,7 +33,7 @@ from replicax.execution.tracing.arguments import (
     of_another_strategy,
     path_of,
 )
-from replicax.execution.tracing.function_key import function_key, key_after_tracing, module_of
+from replicax.execution.tracing.function_key import captured_by, function_key, key_after_tracing, module_of
 from replicax.execution.tracing.module_numbers import module_numbers
 from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in, recording_reads
 from replicax.execution.tracing.step_call import call_step, check_attributes_stay
@@ -160,11 +160,17 @@ def _run(
         def is_of_step(value: Any) -> bool:
             return any(store.localities.is_of_step(value) for store in stores)
 
-        with tracing_rules_once(), recording_reads(of_objects, step.code, module_of(fn), is_of_step) as threads:
+        def used() -> set[int]:
+            return set[int]().union(*(store.localities.used for store in stores))
+
+        with (
+            tracing_rules_once(),
+            recording_reads(of_objects, step.code, module_of(fn), captured_by(fn), is_of_step, used) as threads,
+        ):
             for replica in local:
                 replica.threads = threads
             returned = rendezvous.run()
-            check_attributes_stay(lambda: set[int]().union(*(store.localities.used for store in stores)))
+            check_attributes_stay(used)
     except DeadlockError as error:
         if without_rows:
             error.add_note(_NO_ROWS)

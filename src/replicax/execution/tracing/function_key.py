@@ -18,7 +18,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.execution.tracing.object_attributes import ObjectKey, may_change, object_keys_in
-from replicax.pytrees import Contents, IdentityKeys, Opaque, are_unchanged
+from replicax.pytrees import CapturedVariable, Contents, IdentityKeys, Opaque, are_unchanged
 from replicax.user_functions import default_arguments, function_name, global_names
 
 
@@ -89,6 +89,21 @@ def module_of(step: Any) -> dict[str, Any]:
         step = step.fn if isinstance(step, Wrapper) else step.func
     of_class: dict[str, Any] = getattr(type(step).__call__, "__globals__", {})
     return getattr(step, "__globals__", of_class)
+
+
+def captured_by(step: Any) -> list[CapturedVariable]:
+    """What a step captures, and the functions that it captures, in cells and as globals of its module."""
+    while isinstance(step, Wrapper):
+        step = step.fn
+    known = _keys.get(step) if isinstance(step, types.FunctionType) else None
+    found = []
+    for reference, _, seen in _Collector(step).sources if known is None else known[0]:
+        fn: Any = reference()
+        for at, _, _ in seen if fn is not None else ():
+            owner = fn.__globals__ if isinstance(at, str) else fn.__closure__[at]
+            name = at if isinstance(at, str) else fn.__code__.co_freevars[at]
+            found.append(CapturedVariable(owner, name, is_watched=False))
+    return found
 
 
 def key_after_tracing(fn: Callable[..., Any], before: FunctionKey) -> FunctionKey:

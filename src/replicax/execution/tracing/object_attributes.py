@@ -13,15 +13,15 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from replicax import _jax
 from replicax.devices.host_values import is_key
-from replicax.pytrees import Attribute, CapturedVariable, Definition, Missing, has_items, is_leaf
+from replicax.pytrees import Attribute, CapturedVariable, Definition, has_items, is_leaf, key_paths
 from replicax.user_functions import asks_class, global_names
 
 
@@ -77,16 +77,23 @@ def is_traced(value: Any) -> bool:
 
 @contextlib.contextmanager
 def recording_reads(
-    key: tuple[Any, ...], code: Any, module: dict[str, Any], is_of_step: Callable[[Any], bool] = is_traced
+    key: tuple[Any, ...],
+    code: Any,
+    module: dict[str, Any],
+    captured: Sequence[CapturedVariable],
+    is_of_step: Callable[[Any], bool] = is_traced,
+    used: Callable[[], Collection[int]] = tuple,
 ) -> Iterator[set[int]]:
     """While a step is traced: let its ``key`` depend on what it reads of its objects, and doesn't change itself.
 
     Its ``code`` may read from the objects' classes, too. Functions read globals of ``module``, that of the step:
-    libraries don't change under a program. If the step fails, no attribute that it has read keeps a value that
-    ``is_of_step``. Yields the threads that run the step: this one, and those that are added.
+    libraries don't change under a program. If the step fails, no attribute that it has read, and no variable that it
+    has ``captured``, keeps a traced value, or one that is lost (:meth:`EarlierValue.is_lost`). Yields the threads that
+    run the step: this one, and those that are added.
     """
     keys = [*object_keys_in(key)]
     recording = _Recording(module, is_of_step)
+    recording.add_captured(captured)
     try:
         _active.append(recording)
         with _noting():
@@ -98,9 +105,9 @@ def recording_reads(
         yield recording.threads
     except BaseException:
         with _noting():
-            for read in recording.read:
-                if any(map(is_of_step, read.leaves_now.values())):
-                    read.put_back()
+            for earlier in recording.earlier:
+                if earlier.replaced(is_traced) or earlier.is_lost(used):
+                    earlier.put_back()
         raise
     finally:
         recording.found.clear()
@@ -112,20 +119,25 @@ def recording_reads(
             of_object.reads = {place: x for place, x in of_object.reads.items() if x.is_unchanged()}
 
 
-class ReadAttribute(NamedTuple):
-    """An attribute that a step has read of an object, with its value then, and the leaves and structure of that."""
+class EarlierValue:
+    """An attribute that a step has read of an object, or a variable that it captures, with the leaves that it had.
 
-    owner: Any
-    name: str
-    value: Any
-    leaves: dict[Any, Any]
-    structure: Any
-    is_of_step: Callable[[Any], bool]
+    Args:
+      is_read: whether the step has surely read it, also if it is a number.
+    """
 
-    @property
-    def leaves_now(self) -> dict[Any, Any]:
-        """The leaves of its present value, by path."""
-        return _flattened(Attribute(self.owner, self.name).now)[0]
+    def __init__(self, variable: Attribute, is_of_step: Callable[[Any], bool], is_read: bool) -> None:
+        self.variable, self._is_of_step, self._is_read = variable, is_of_step, is_read
+        self._value = variable.now
+        self.leaves, self._structure = _flattened(self._value)
+
+    def replaced(self, is_of_step: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
+        """The leaves, by path, in whose places there are now values that are of the step."""
+        leaves, structure = _flattened(self.variable.now)
+        if not any(map(is_of_step, leaves)):
+            return []
+        now = {path: leaf for path, leaf in zip(key_paths(structure), leaves, strict=True) if is_of_step(leaf)}
+        return [(path, x) for path, x in zip(key_paths(self._structure), self.leaves, strict=True) if path in now]
 
     def is_lost(self, used: Callable[[], Collection[int]]) -> bool:
         """Whether the step, with the arrays of ``used`` ids, has used a leaf that it has then set to a computed one.
@@ -133,43 +145,39 @@ class ReadAttribute(NamedTuple):
         A container may be read to set an item, so its numbers don't count. Random keys and the uint32 numbers of random
         streams never count: without harm to what is trained, a stream starts again.
         """
-
-        def was_used(path: Any, leaf: Any) -> bool:
+        for path, leaf in self.replaced(self._is_of_step):
             if isinstance(leaf, jax.Array):
                 counts = leaf.dtype != np.uint32 and not is_key(leaf.dtype) and not is_traced(leaf)
-                return counts and id(leaf) in used()
-            if isinstance(leaf, np.ndarray):
-                return leaf.dtype != np.uint32
-            return not path and isinstance(leaf, int | float | complex | np.generic)
-
-        now = self.leaves_now
-        return any(self.is_of_step(now.get(path)) and was_used(path, leaf) for path, leaf in self.leaves.items())
+                is_used = counts and id(leaf) in used()
+            elif isinstance(leaf, np.ndarray):
+                is_used = self._is_read and leaf.dtype != np.uint32
+            else:
+                is_used = self._is_read and not path and isinstance(leaf, int | float | complex | np.generic)
+            if is_used:
+                return True
+        return False
 
     def put_back(self) -> None:
-        """Let the object have the value again, and a dict or list its items."""
-        if self.value is Missing:
-            object.__delattr__(self.owner, self.name)
-            return
-        object.__setattr__(self.owner, self.name, self.value)
-        items = self.structure.unflatten(self.leaves.values())
-        if isinstance(self.value, dict):
-            for added in self.value.keys() - items.keys():
-                del self.value[added]
-            self.value.update(items)
-        elif isinstance(self.value, list):
-            self.value[:] = items
+        """Let it have the value again, and a dict or list its items."""
+        self.variable.set(self._value)
+        items = self._structure.unflatten(self.leaves)
+        if isinstance(self._value, dict):
+            for added in self._value.keys() - items.keys():
+                del self._value[added]
+            self._value.update(items)
+        elif isinstance(self._value, list):
+            self._value[:] = items
 
 
-def read_attributes() -> list[ReadAttribute]:
-    """What the step of this thread has read so far of its objects, without attributes that it set first."""
-    return [read for recording in _active if threading.get_ident() in recording.threads for read in recording.read]
+def earlier_values() -> list[EarlierValue]:
+    """What the step of this thread has read so far of its objects, but what it set first, and what it captures."""
+    return [value for recording in _active if threading.get_ident() in recording.threads for value in recording.earlier]
 
 
-def _flattened(value: Any) -> tuple[dict[Any, Any], Any]:
+def _flattened(value: Any) -> tuple[list[Any], Any]:
     with contextlib.suppress(Exception):  # JAX can't take it apart
-        leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)
-        return dict(leaves), structure
-    return {}, None
+        return jax.tree_util.tree_flatten(value, is_leaf=lambda x: x is None or is_leaf(x))
+    return [], jax.tree_util.tree_structure(())
 
 
 class _Recording:
@@ -179,7 +187,7 @@ class _Recording:
         self._module = module
         self._is_of_step = is_of_step
         self.threads = {threading.get_ident()}
-        self.read: list[ReadAttribute] = []
+        self.earlier: list[EarlierValue] = []
         self.found: dict[int, tuple[Any, ObjectKey]] = {}
         self._captured: dict[int, tuple[Any, ObjectKey]] = {}
         self._set: set[tuple[int, str]] = set()  # by the step itself
@@ -215,6 +223,16 @@ class _Recording:
                 except TypeError:  # Python can't change its class: all attributes count
                     if cls.__dictoffset__:
                         self._note_read(value, "__dict__")
+
+    def add_captured(self, variables: Sequence[CapturedVariable]) -> None:
+        """Note what these variables, and attributes of objects in them, hold before the step."""
+        todo: list[Attribute] = [*variables]
+        for variable in todo:
+            self.earlier.append(earlier := EarlierValue(variable, self._is_of_step, is_read=False))
+            for leaf in earlier.leaves if isinstance(variable, CapturedVariable) else ():
+                cls: Any = type(leaf)
+                if may_change(cls) and not isinstance(leaf, type | types.FunctionType):
+                    todo += [Attribute(leaf, name, False) for name in getattr(leaf, "__dict__", ())]
 
     def _note_captured(self, fn: types.FunctionType, key: ObjectKey) -> None:
         places: list[tuple[Any, str]] = [*zip(fn.__closure__ or (), fn.__code__.co_freevars, strict=True)]
@@ -266,7 +284,7 @@ class _Recording:
         attribute = key.reads[place] = cls(owner, name)
         now = attribute.now
         if cls is Attribute and name not in ("", "__dict__"):
-            self.read.append(ReadAttribute(owner, name, now, *_flattened(now), self._is_of_step))
+            self.earlier.append(EarlierValue(attribute, self._is_of_step, is_read=True))
         return now
 
 

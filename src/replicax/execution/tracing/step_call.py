@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax import _jax
 from replicax.devices.host_values import is_key
-from replicax.execution.tracing.object_attributes import read_attributes
+from replicax.execution.tracing.object_attributes import earlier_values
 from replicax.execution.tracing.stateful_arguments import bound_arguments, opened, stays_whole
 from replicax.pytrees import is_leaf, registered
 from replicax.user_functions import checked_result, has_not_run
@@ -101,17 +101,17 @@ def check_changes_leave(objects: list[tuple[str, Any, list[Any]]], leaving: set[
 
 
 def check_attributes_stay(used: Callable[[], Collection[int]]) -> None:
-    """Raise if a step of this thread has used an array or number of an object, and then set it to a computed one.
+    """Raise if a step of this thread has used an array, of an object or captured, and then set it to a computed one.
 
     Later calls would not run this Python, and take the old value as a constant. ``used`` returns the ids of the arrays
     with which the step has computed.
     """
-    for read in read_attributes():
-        if read.is_lost(used):
+    for earlier in earlier_values():
+        if earlier.is_lost(used):
             raise TypeError(
-                f"{type(read.owner).__name__}.{read.name} was read by the step, which then set it: the Python of a "
-                "step runs once, so later calls would read the old value again. Pass the value as an argument, and "
-                f"return the new one; {_KEEP}"
+                f"{earlier.variable.label} was read by the step, which then set it: the Python of a step runs once, so "
+                f"later calls would read the old value again. Pass the value as an argument, and return the new one; "
+                f"{_KEEP}"
             )
 
 
