@@ -112,6 +112,27 @@ def merge(strategy: replicax.Strategy, rows: Any) -> Any:
     return strategy.extended.batch_reduce_to("sum", [(rows, None)])[0]
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_merge_fn_leaves_out_the_rows_of_padding(replicas: int, executor: str) -> None:
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        table = replicax.Variable(jnp.zeros(SHAPE), name="table")
+
+    def step(ids: Any) -> Any:
+        rows = here().merge_call(merge, args=(IndexedSlices(jnp.ones((len(ids), 2)), ids, SHAPE),))
+        table.scatter_update(rows)
+        return rows.to_dense()
+
+    batches = [np.array([5, 1, 2, 3]), np.array([5, 1, 1])]
+    _, batch = strategy.distribute_dataset(batches, replicax.InputOptions(partial_batch="pad"))
+    total = strategy.run(step, args=(batch,), options=replicax.RunOptions(executor))
+    assert total[:, 0].tolist() == [0, 2, 0, 0, 0, 1]
+    assert table.numpy()[:, 0].tolist() == [0, 1, 0, 0, 0, 1]
+    with pytest.raises(ValueError, match=r"strategy\.reduce along dim 0 of a value .* computed from a padded batch"):
+        strategy.run(lambda ids: step(jnp.sort(ids)), args=(batch,))
+
+
 def test_replicas_may_hold_different_numbers_of_rows() -> None:
     strategy = strategy_of(2)
 

@@ -293,11 +293,27 @@ def _reduce_slices(programs: ProgramCache, op: ReduceOp, slices: IndexedSlices, 
         raise ValueError(f"{what}: IndexedSlices are reduced across replicas only; pass axis=None")
     if not isinstance(slices.values, PerReplica) and not isinstance(slices.indices, PerReplica):
         return _reduce_plain(n, op, slices, None, what)
-    values, indices = (
-        gather(programs, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n)
-        for x in (slices.values, slices.indices)
-    )
+    pair = [slices.values, slices.indices]
+    own = [x.form for x in pair if isinstance(x, PerReplica) and isinstance(x.form, Local)]
+    if len(own) == 2:
+        values, indices = _gathered_rows([as_array(x.value, what) for x in own], slices.shape[0], own[0].communicator)
+    else:
+        values, indices = (
+            gather(programs, x, 0) if isinstance(x, PerReplica) else jnp.concatenate([x] * n) for x in pair
+        )
     return IndexedSlices(values if op is ReduceOp.SUM else divide(values, n), indices, slices.shape)
+
+
+def _gathered_rows(pair: list[Any], beyond: int, communicator: Communicator) -> list[Any]:
+    """The rows of all replicas and their indices, in a ``merge_fn``. Padding becomes zeros for a row ``beyond``."""
+    values, indices = pair
+    examples = communicator.examples
+    if examples is not None and examples.mask.shape[0] == len(indices):
+        theirs = [communicator.has_examples_along(x, 0, "strategy.reduce") for x in pair]
+        is_padding = (theirs[0] | theirs[1]) & ~examples.mask
+        values = jnp.where(jnp.expand_dims(is_padding, range(1, values.ndim)), jnp.zeros_like(values), values)
+        indices = jnp.where(is_padding, jnp.asarray(beyond, indices.dtype), indices)
+    return [communicator.all_gather(x, 0) for x in (values, indices)]
 
 
 def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> Any:
