@@ -117,13 +117,15 @@ class MultiStepContext:
         if not self._open:
             raise ContextError(f"{method}({name!r}, …) was called on the context of a step that is over")
         if _jax.current_trace() is not self._trace:
-            what = _jax.traced_for(_jax.current_trace())
-            raise TraceError(
-                f"{method}({name!r}, …) was called inside {f'jax.{what}' if what else 'a JAX transformation'}, where "
-                "values can't leave: return the value (value_and_grad has has_aux for that), and set it afterwards. "
-                "A step of replicax.loop.accumulated returns numbers: ctx.set_last_step_output('loss', "
-                "accumulated(step, 4)(batch), 'sum')"
-            )
+            what, replica = _jax.traced_for(_jax.current_trace()), context.get_replica_context()
+            examples = None if replica is None else replica._communicator.examples
+            if examples is not None and examples.parts > 1:
+                inside = "by a step of replicax.loop.accumulated, which returns numbers: "
+                inside += "ctx.set_last_step_output('loss', accumulated(step, 4)(batch), 'sum')"
+            else:
+                inside = f"inside {f'jax.{what}' if what else 'a JAX transformation'}, where values can't leave: "
+                inside += "return the value (value_and_grad has has_aux for that), and set it afterwards"
+            raise TraceError(f"{method}({name!r}, …) was called {inside}")
 
     def _closed_outputs(self) -> dict[str, dict[str, Any]]:
         """The outputs that the step has set; it can set no more."""
