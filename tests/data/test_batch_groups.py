@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data.batches import pass_reader
+from replicax.execution.many_steps.element_groups import ElementGroup
 from tests.conftest import strategy_of
 from tests.sources import numbered
 
@@ -97,6 +100,41 @@ def test_an_interrupt_while_it_waits_for_elements_loses_none(pair, first: int) -
     assert pair.run_steps(step, iterator, 3).steps == 3
     assert pair.run_steps(step, iterator, 3).steps == 3 - first
     assert seen() == list(range(12))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(pass_reader, "group_of"), (pass_reader, "joined"), (ElementGroup, "split"), (ElementGroup, "elements")],
+)
+def test_what_fails_while_elements_are_taken_loses_none(pair, monkeypatch, owner, name, error) -> None:
+    step, seen = collect(pair)
+    iterator, failed = iter(pair.distribute_dataset(numbered(30))), 0
+
+    def run_next() -> None:
+        pair.run(lambda x: step(None, x), args=(next(iterator),))
+
+    def run_exactly() -> None:
+        with replicax.debug():
+            pair.run_steps(step, iterator, 2)
+
+    def fails(*_):
+        raise error("while elements are taken")
+
+    run_next()
+    for call in (lambda: pair.run_steps(step, iterator, 3), run_next, run_exactly) * 2:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            try:
+                call()
+            except error:
+                failed += 1
+        call()
+    with contextlib.suppress(StopIteration):
+        while True:
+            run_next()
+    assert failed
+    assert seen() == list(range(60))
 
 
 def test_elements_read_ahead_one_by_one_cost_the_first_call_only(pair, caplog) -> None:

@@ -40,7 +40,12 @@ class PassReader:
                 self._given += 1
                 return element
             self._left.append(element)
-        return self._first(1).elements()[0]
+        group = self._first(1)
+        try:
+            return group.elements()[0]
+        except BaseException:
+            self._give_back([group], 1)
+            raise
 
     def take(self, steps: int, grouped: bool, on_wait: Callable[[], None] | None = None) -> Taken:
         """The next ``steps`` elements; fewer at the end.
@@ -50,29 +55,36 @@ class PassReader:
 
         Raises:
           StopIteration, Exception: as :meth:`next`, if there is no element before the error.
-          BaseException: an interrupt, or what ``on_wait`` raised; all the elements then come next again.
+          BaseException: an interrupt, what ``on_wait`` raised, or no memory to join elements; all then come next again.
         """
         if grouped:
             self._elements.grouping = steps, self._given
         groups: list[ElementGroup | Single] = []
-        before, failure = self._given, None
+        received: list[ElementGroup | Single] = []
+        given, state, left, failure = self._given, self._state, list(self._left), None
         try:
-            while (missing := steps - (self._given - before)) > 0:
-                if not self._left:
-                    self._left.append(self._receive_group(grouped, on_wait))
-                groups.append(self._first(missing))
-        except Exception as error:
-            if not groups:
-                raise
-            failure = None if isinstance(error, StopIteration) else error
-        except BaseException:  # perhaps between two lines of _first: so the groups are counted
-            self._give_back(groups, sum(group.count for group in groups))
+            try:
+                while (missing := steps - (self._given - given)) > 0:
+                    if not self._left:
+                        received.append(self._receive(on_wait))
+                        self._left.append(received[-1])
+                        if grouped:
+                            self._left[0] = self._as_group(received[-1])
+                    groups.append(self._first(missing))
+            except Exception as error:
+                if not groups:
+                    raise
+                failure = None if isinstance(error, StopIteration) else error
+            if len(groups) > 1:
+                # As few as possible: each that can't be joined gets a key of its own.
+                keys = [g.join_key if isinstance(g, ElementGroup) else number for number, g in enumerate(groups)]
+                pairs = itertools.groupby(zip(keys, groups, strict=True), lambda pair: pair[0])
+                groups = [joined([group for _, group in alike]) for _, alike in pairs]
+        except BaseException:  # perhaps between two lines of _first
+            if received and state is None:
+                state = received[0].states[0]
+            self._given, self._state, self._left = given, state, collections.deque([*left, *received])
             raise
-        if len(groups) > 1:
-            # As few as possible: each that can't be joined gets a key of its own.
-            keys = [g.join_key if isinstance(g, ElementGroup) else number for number, g in enumerate(groups)]
-            pairs = itertools.groupby(zip(keys, groups, strict=True), lambda pair: pair[0])
-            groups = [joined([group for _, group in alike]) for _, alike in pairs]
         return Taken(groups, failure, functools.partial(self._give_back, list(groups)))
 
     def _give_back(self, taken: list[ElementGroup | Single], count: int) -> None:
@@ -96,20 +108,26 @@ class PassReader:
         self._prefetcher.close()
         self._left.clear()
 
-    def _receive_group(self, grouped: bool, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
+    def _receive(self, on_wait: Callable[[], None] | None) -> ElementGroup | Single:
         before = self._prefetcher.state()
         element = self._prefetcher.next(on_wait)
         if isinstance(element, ElementGroup | Single):
             return element
+        return Single(element, states=[before, self._prefetcher.state()])
+
+    def _as_group(self, element: ElementGroup | Single) -> ElementGroup | Single:
+        if isinstance(element, ElementGroup):
+            return element
         assert self._owner is not None
-        group = group_of(element, self._owner.mesh) if grouped else Single(element)
-        return dataclasses.replace(group, states=[before, self._prefetcher.state()])
+        return dataclasses.replace(group_of(element.element, self._owner.mesh), states=element.states)
 
     def _first(self, most: int) -> ElementGroup | Single:
-        group = self._left.popleft()
+        rest: list[ElementGroup] = []
+        group = self._left[0]
         if isinstance(group, ElementGroup) and group.count > most:
-            group, rest = group.split(most)
-            self._left.appendleft(rest)
+            group, *rest = group.split(most)
+        self._left.popleft()
+        self._left.extendleft(rest)
         self._given += group.count
         self._state = group.states[-1]
         return group

@@ -92,11 +92,11 @@ def run_steps(
         fn = call.fn
     per_replica = default_options().executor == "per_replica"
     groups, error, give_back = source(steps, not per_replica)
-    if per_replica:
-        groups = [Single(element) for group in groups for element in group.elements()]
     launches: list[list[Any]] = []
     returned: Any = None
     try:
+        if per_replica:
+            groups = [Single(element) for group in groups for element in group.elements()]
         step = fn if isinstance(fn, Step) else Step(fn, initial_loop_values)
         prepared = [prepare(programs, step, g.arguments, True) if isinstance(g, ElementGroup) else None for g in groups]
         if len(groups) > 1:
