@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax
+from replicax.data.batches.rows import Checker
 
 BATCHES = [{"x": np.arange(i, i + 12, dtype=np.float32).reshape(4, 3), "y": np.arange(4) + i} for i in range(3)]
 
@@ -149,6 +150,20 @@ def test_what_is_no_batch(pair, batch, error, message) -> None:
     next(iterator)
     with pytest.raises(error, match=message):
         next(iterator)
+
+
+def test_an_error_that_comes_once_while_a_batch_is_checked_is_raised(pair, monkeypatch) -> None:
+    rows, calls = Checker.rows, []
+
+    def fails_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("no room")
+        return rows(*args)
+
+    monkeypatch.setattr(Checker, "rows", fails_once)
+    with pytest.raises(MemoryError, match="no room"):
+        next(iter(pair.distribute_dataset([np.zeros(4)])))
 
 
 @pytest.mark.parametrize("arrays", [np.zeros(4), (np.zeros((4, 3)), np.zeros(4)), {"x": [np.zeros(4), np.zeros(4)]}])

@@ -90,7 +90,7 @@ class UnfitBatchError(Exception):
             self._checker.rows(self._batch, where)
         except Exception as error:
             return error
-        return self
+        return self.__cause__ if isinstance(self.__cause__, Exception) else self  # one that does not come again
 
 
 class LocalBatches:
