@@ -653,17 +653,23 @@ def test_numpy_arrays_that_a_step_returns_belong_to_the_caller(pair) -> None:
         same += 7
 
 
-@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")
-def test_programs_that_differ_in_a_captured_number_do_not_pile_up(pair) -> None:
-    def make(rate: float):
-        return lambda x: x * rate
+def _edited_cell(rate: float):
+    exec(f"def step(x): return x * {rate}", _notebook)
+    return _notebook["step"]
 
+
+_notebook: dict[str, Any] = {}
+
+
+@pytest.mark.filterwarnings("ignore::replicax.errors.RetraceWarning")
+@pytest.mark.parametrize("make", [lambda rate: lambda x: x * rate, _edited_cell], ids=["captured", "a cell's"])
+def test_programs_that_differ_in_a_number_do_not_pile_up(pair, make) -> None:
     found = [float(pair.run(make(float(rate)), args=(1.0,))) for rate in range(20)]
     assert found == list(range(20))
     assert len(pair.extended.programs._entries) == 16
-    count = pair.extended.trace_count(make(0.0))
+    count = pair.extended.trace_count(make(19.0))
     assert float(pair.run(make(19.0), args=(1.0,))) == 19.0  # the latest are kept
-    assert pair.extended.trace_count(make(0.0)) == count
+    assert pair.extended.trace_count(make(19.0)) == count
 
 
 def test_programs_for_other_shapes_are_all_kept(pair, monkeypatch) -> None:

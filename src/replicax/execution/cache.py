@@ -30,8 +30,9 @@ class ProgramCache:
     """Executables by key: the function, the arguments' structure, shapes, dtypes and localities, JAX's settings.
 
     The least recently used go when there are more than 256, or more than 16 that differ only in what their function
-    captures (a learning rate, say); those whose function or variables are gone go first. When one function is traced
-    again for the tenth time, a warning says which part of its key changed.
+    captures (a learning rate, say), or are of one function that was defined anew, as by edits of a notebook's cell;
+    those whose function or variables are gone go first. When one function is traced again for the tenth time, a warning
+    says which part of its key changed.
     """
 
     def __init__(self, variables: VariableCollection) -> None:
@@ -64,7 +65,7 @@ class ProgramCache:
             self._drop(other)
         while len(self._entries) >= _CAPACITY:
             self._drop(next(iter(self._entries)))
-        alike = [k for k in self._entries if k[0].code == key[0].code and k[1:] == key[1:]]
+        alike = [k for k in self._entries if k[1:] == key[1:] and _are_versions(k[0], key[0])]
         for other in alike[: 1 - _CAPTURES]:
             self._drop(other)
         for slot in _slots(executable):
@@ -143,6 +144,12 @@ class ProgramCache:
     def trace_count(self, fn: Callable[..., Any]) -> int:
         """The number of times that ``fn`` (or another function with the same code) has been traced."""
         return self._traces[function_key(fn).code]
+
+
+def _are_versions(old: FunctionKey, new: FunctionKey) -> bool:
+    """Whether two functions differ in what they capture only, or may be a definition before and after an edit."""
+    name = getattr(new.code, "co_qualname", None)
+    return bool(old.code == new.code or (old.is_redefined and old.code.co_qualname == name))
 
 
 def _is_ours(code: Any) -> bool:

@@ -34,10 +34,17 @@ class ByKey(Opaque):
 class FunctionKey(_jax.Hashed):
     """Equal to another if both stand for the same step."""
 
-    __slots__ = ("_wrapped", "captured", "code", "places")
+    __slots__ = ("_function", "_wrapped", "captured", "code", "places")
 
-    def __init__(self, code: Any, captured: tuple[tuple[str, Any], ...], places: dict[Any, Any]) -> None:
+    def __init__(
+        self,
+        code: Any,
+        captured: tuple[tuple[str, Any], ...],
+        places: dict[Any, Any],
+        function: weakref.ref[types.FunctionType] | None = None,
+    ) -> None:
         super().__init__(code, captured)
+        self._function = function
         self.code = code  # the function's code object, or the callable itself
         self.captured = captured  # each captured value, by name
         self.places = places  # each captured value, also of captured functions, by code and name
@@ -48,13 +55,21 @@ class FunctionKey(_jax.Hashed):
         key = self._wrapped.get(wrapper_key)
         if key is None:
             captured = ("wrapper", wrapper_key), *self.captured
-            key = self._wrapped[wrapper_key] = FunctionKey(self.code, captured, self.places)
+            key = self._wrapped[wrapper_key] = FunctionKey(self.code, captured, self.places, self._function)
         return key
 
     @property
     def is_dead(self) -> bool:
         """Whether something captured is gone, so that no function can have this key any more."""
         return any_dead(self.code) or any_dead(self.captured)
+
+    @property
+    def is_redefined(self) -> bool:
+        """Whether its function is gone, and only a definition that runs again can make another, as a notebook's cell.
+
+        The code of a function may make more: lambdas, and those that it defines.
+        """
+        return self._function is not None and self._function() is None and "<" not in self.code.co_qualname
 
 
 class Wrapper:
@@ -136,7 +151,8 @@ def _new_key(fn: Callable[..., Any]) -> FunctionKey:
     if isinstance(fn, Wrapper):
         return _new_key(fn.fn).wrapped(fn.wrapper_key)
     collector = _Collector(fn)
-    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places)
+    function = collector.sources[0][0] if isinstance(collector.code, types.CodeType) else None
+    key = FunctionKey(collector.code, tuple(collector.frozen), collector.places, function)
     if isinstance(fn, types.FunctionType):
         _keys[fn] = collector.sources, key
     return key
