@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import optax
 import pytest
 
 import replicax
+from replicax.errors import PACKAGE
 from tests.conftest import strategy_of
 from tests.soaking import soak_except
 
@@ -558,3 +562,36 @@ def test_one_that_a_step_makes_for_itself_is_told(pair) -> None:
         with pytest.raises(replicax.errors.VariableLostError, match="makes for itself. Make that once, outside"):
             pair.run(step)
     assert w.numpy().tolist() == [1.0, 1.0]
+
+
+def test_the_work_of_a_first_call_grows_as_the_number_of_variables() -> None:
+    """No line runs as often as that number squared: for the thousands of a large model that would take seconds."""
+
+    def lines_run(number: int) -> collections.Counter[Any]:
+        strategy = strategy_of(2)
+        with strategy.scope():
+            variables = [replicax.Variable(np.full(2, float(i), np.float32)) for i in range(number)]
+            optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+        def step(x: Any) -> None:
+            _, grads = replicax.value_and_grad(lambda: sum((v.value * x).sum() for v in variables), variables)()
+            optimizer.apply_gradients(grads, variables)
+
+        x = strategy.distribute_values_from_function(lambda ctx: np.ones(2, np.float32))
+        counts: collections.Counter[Any] = collections.Counter()
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if event == "line":
+                counts[frame.f_code.co_filename, frame.f_lineno] += 1
+            return trace if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            strategy.extended.trace(step, args=(x,))
+        finally:
+            sys.settrace(before)
+        return counts
+
+    few, many = lines_run(5), lines_run(40)
+    assert {place: count for place, count in many.items() if count > 16 * max(few[place], 8)} == {}

@@ -20,7 +20,7 @@ from replicax.parameter_server.server.servers import Servers
 from replicax.parameter_server.server.shards import ShardChoice, Shards
 from replicax.pytrees import is_leaf
 from replicax.training.optimizer import Optimizer
-from replicax.training.optimizer_state import owner_of
+from replicax.training.optimizer_state import owners_of
 from replicax.variables.collection import VariableCollection
 from replicax.variables.partitioners import GroupPartitioner, Partitioner, PieceCounts
 from replicax.variables.slots import Slot, launching
@@ -301,8 +301,9 @@ class VariableHome:
         servers = sorted({server for v in variables for server in shards[v.number].servers})
         slots: list[Variable] = []
         owners: list[Variable | None] = []
-        for path, slot in jax.tree_util.tree_flatten_with_path(optimizer.state, is_leaf=is_leaf)[0]:
-            owner = owner_of(path, slot.shape, places)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(optimizer.state, is_leaf=is_leaf)
+        for (_, slot), found in zip(leaves, owners_of(leaves, places), strict=True):
+            owner = None if found is None else found[1]
             if owner is not None and owner.shape == slot.shape:
                 beside = shards[owner.number]
             else:

@@ -155,9 +155,9 @@ class _Joining:
         first = self.programs[0]
         order = [use.slot for use in first.writes]
         outputs, results = [], []
+        places = [{use.slot: i for i, use in enumerate(p.writes)} for p in self.programs]
         for slot in order:
-            positions = [[use.slot for use in p.writes].index(slot) for p in self.programs]
-            outputs.append(tuple(line.outputs[i] for line, i in zip(self.lines, positions, strict=True)))
+            outputs.append(tuple(line.outputs[at[slot]] for line, at in zip(self.lines, places, strict=True)))
         for column in zip(*(p.results for p in self.programs), strict=True):
             if all(r.index is None for r in column):
                 results.append(Result(None, self._object([r.value for r in column])))

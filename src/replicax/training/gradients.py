@@ -74,11 +74,9 @@ def value_and_grad(
         )
     leaves, tree = jax.tree_util.tree_flatten(registered(variables), is_leaf=is_leaf)
     chosen = differentiable(leaves, "value_and_grad(fn, variables)")
-    for i, v in enumerate(chosen):
+    for v in chosen:
         if not jnp.issubdtype(v.dtype, jnp.inexact):
             raise TypeError(f"value_and_grad: {v.describe()} has no gradient; leave it out of variables")
-        if any(v is other for other in chosen[:i]):
-            raise ValueError(f"value_and_grad: {v.describe()} is listed twice, and has one gradient")
 
     @_jax.public_call
     def with_gradient(*args: Any, **kwargs: Any) -> Any:

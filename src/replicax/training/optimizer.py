@@ -19,7 +19,7 @@ from replicax.locality import R, T
 from replicax.name_hints import NameHints
 from replicax.pytrees import is_leaf, registered
 from replicax.training.extra_arguments import SHARES, arrays_in, check_accepted, of_parameters, refused_of
-from replicax.training.optimizer_state import layout_of_slot, name_of_slot, owner_of, with_assigning_dicts
+from replicax.training.optimizer_state import layouts_of_slots, name_of_slot, owners_of, with_assigning_dicts
 from replicax.training.pairs import differentiable, pairs_of
 from replicax.training.step_hooks import update_hook
 from replicax.variables import Variable
@@ -128,15 +128,13 @@ class Optimizer(NameHints):
         if not variables:
             raise ValueError("Optimizer: there are no variables to optimise")
         strategy = variables[0].strategy
-        for i, v in enumerate(variables):
+        for v in variables:
             if v.is_stacked or not jnp.issubdtype(v.dtype, jnp.inexact):
                 raise TypeError(f"Optimizer: {v.describe()} can't be optimised; it must be a float, and on-write")
             if v.strategy is not strategy:
                 raise ValueError(
                     f"Optimizer: {variables[0].describe()} belongs to {strategy!r}, {v.describe()} to {v.strategy!r}"
                 )
-            if any(v is other for other in variables[:i]):
-                raise ValueError(f"Optimizer: {v.describe()} is listed twice")
         self.name = strategy.extended.variables.named(self, self.name)
         with outside_steps(variables[0].replicas):
             initial, tree = self._slots(variables, tree_of_variables)
@@ -173,9 +171,9 @@ class Optimizer(NameHints):
         places, _ = jax.tree_util.tree_flatten_with_path(
             jax.tree_util.tree_unflatten(tree_of_variables, variables), is_leaf=is_leaf
         )
-        owners = [owner_of(path, leaf.shape, places) for path, leaf in paths]
-        names = [name_of_slot(self.name, path, owner, places) for (path, _), owner in zip(paths, owners, strict=True)]
-        layouts = [layout_of_slot(leaf.shape, owner, variables) for (_, leaf), owner in zip(paths, owners, strict=True)]
+        owners = owners_of(paths, places)
+        names = [name_of_slot(self.name, path, owner) for (path, _), owner in zip(paths, owners, strict=True)]
+        layouts = layouts_of_slots([leaf.shape for _, leaf in paths], owners, variables)
 
         def laid_out(*arrays: Any) -> list[Any]:
             leaves = jax.tree_util.tree_leaves(initial(list(arrays)))

@@ -19,28 +19,39 @@ from replicax.variables.trees import assign
 Path = tuple[Any, ...]
 
 
-def owner_of(path: Path, shape: tuple[int, ...], variables: Sequence[tuple[Path, Variable]]) -> Variable | None:
-    """The variable that a leaf of the state is a slot of, according to paths and shapes; ``None`` for a counter."""
-    fitting = [(place, v) for place, v in variables if path[len(path) - len(place) :] == place]
-    same_shape = [(place, v) for place, v in fitting if v.shape == shape]
-    # A single variable that is not in a tree has the empty path: then its slots are the leaves of its shape.
-    candidates = same_shape or [(place, v) for place, v in fitting if place]
-    return max(candidates, key=lambda pair: len(pair[0]))[1] if candidates else None
+def owners_of(
+    leaves: Sequence[tuple[Path, Any]], variables: Sequence[tuple[Path, Variable]]
+) -> list[tuple[Path, Variable] | None]:
+    """The variable that each leaf of the state is a slot of, by paths and shapes, and its path; ``None``: a counter."""
+    by_text = {jax.tree_util.keystr(place): (place, v) for place, v in variables}  # keys of users may have no hash
+
+    def owner_of(path: Path, shape: tuple[int, ...]) -> tuple[Path, Variable] | None:
+        ends = [path[i:] for i in range(len(path) + 1)]
+        found = [(end, by_text.get(jax.tree_util.keystr(end))) for end in ends]
+        fitting = [pair for end, pair in found if pair is not None and pair[0] == end]  # the longest first
+        # A single variable that is not in a tree has the empty path: then its slots are the leaves of its shape.
+        return next((p for p in fitting if p[1].shape == shape), next((p for p in fitting if p[0]), None))
+
+    return [owner_of(path, leaf.shape) for path, leaf in leaves]
 
 
-def name_of_slot(optimizer: str, path: Path, owner: Variable | None, variables: Sequence[tuple[Path, Variable]]) -> str:
+def name_of_slot(optimizer: str, path: Path, owner: tuple[Path, Variable] | None) -> str:
     """The name of a leaf of the state: the optimizer's name, the path, and the name of its variable."""
     if owner is None:
         return f"{optimizer}{jax.tree_util.keystr(path)}"
-    place = next(place for place, v in variables if v is owner)
-    return f"{optimizer}{jax.tree_util.keystr(path[: len(path) - len(place)])}/{owner.name}"
+    return f"{optimizer}{jax.tree_util.keystr(path[: len(path) - len(owner[0])])}/{owner[1].name}"
 
 
-def layout_of_slot(shape: tuple[int, ...], owner: Variable | None, variables: Sequence[Variable]) -> Layout:
-    """The layout of its variable if the shapes are the same; otherwise that of another variable with its shape."""
-    candidates = variables if owner is None else [owner, *variables]
+def layouts_of_slots(
+    shapes: Sequence[tuple[int, ...]], owners: Sequence[tuple[Path, Variable] | None], variables: Sequence[Variable]
+) -> list[Layout]:
+    """The layout of each slot: its variable's if the shapes are the same; otherwise that of another of its shape."""
     default = variables[0].strategy.extended.default_layout
-    return next((v.layout for v in candidates if v.shape == shape), default)
+    of_others = {v.shape: v.layout for v in reversed(variables)}
+    return [
+        owner[1].layout if owner is not None and owner[1].shape == shape else of_others.get(shape, default)
+        for shape, owner in zip(shapes, owners, strict=True)
+    ]
 
 
 class AssigningDict(dict[Any, Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,10 +54,14 @@ def differentiable(leaves: Sequence[Any], what: str) -> list[Variable]:
     """The variables among the leaves of a pytree that have gradients, without counters and the like.
 
     Other leaves, such as the functions of a module, are skipped. Arrays and numbers in a pytree without variables are a
-    mistake, a TypeError, and so is an array beside variables.
+    mistake, a TypeError, and so is an array beside variables. A variable that is listed twice is a ValueError.
     """
     variables = [leaf for leaf in leaves if isinstance(leaf, Variable)]
     for leaf in leaves:
         if not isinstance(leaf, Variable) and (not variables or isinstance(leaf, jax.Array)):
             raise TypeError(f"{what}: expected Variables, got {_description_of(leaf)}")
-    return [v for v in variables if v.trainable or jnp.issubdtype(v.dtype, jnp.inexact)]
+    chosen = [v for v in variables if v.trainable or jnp.issubdtype(v.dtype, jnp.inexact)]
+    for v, count in collections.Counter(chosen).items():
+        if count > 1:
+            raise ValueError(f"{what}: {v.describe()} is listed twice, and has one gradient")
+    return chosen

@@ -55,7 +55,7 @@ class TracedStore:
         self.communicator = communicator
         self.values: dict[Variable, Any] = {}
         self.reads: list[Variable] = []
-        self.writes: list[Variable] = []
+        self.writes: dict[Variable, None] = {}
         self.obligations: dict[int, Obligation] = {}
         self._trace = _jax.current_trace()
 
@@ -78,8 +78,8 @@ class TracedStore:
         self.values[variable] = value
         _jax.renew_kept_programs()
         # One without elements never changes; and XLA gives each device all of an empty output, also if it is split.
-        if variable.size and not any(w is variable for w in self.writes):
-            self.writes.append(variable)
+        if variable.size:
+            self.writes.setdefault(variable)
 
     def copies(self, variable: Variable) -> PerReplica:
         return PerReplica(Local(self.read(variable), self.communicator))
