@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -280,7 +281,8 @@ def test_a_buffer_that_is_filled_again(of_jax, kind, replicas) -> None:
 
 def test_batches_of_replicas_are_padded_to_the_largest() -> None:
     def batches(context):
-        return [np.arange(2 + 2 * context.input_pipeline_id)]
+        rows = 2 + 2 * context.input_pipeline_id
+        return grain.MapDataset.range(rows).batch(rows)
 
     run = Run(batches, 2, 1, InputOptions(partial_batch="pad"), from_function=True)
     [step] = run.steps()

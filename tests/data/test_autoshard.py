@@ -193,6 +193,7 @@ def error_of(iterator):
             [grain.MapDataset.range(12).batch(size) for size in (4, 6)],
             ["ValueError: the workers' datasets have global batches of different sizes: [4, 6]"] * 2,
         ),
+        ([[np.zeros(1)]] * 2, [None] * 2),
         ([nothing] * 2, [f"ValueError: the dataset, the generator function nothing, is empty. {WHY_EMPTY}"] * 2),
     ],
 )
