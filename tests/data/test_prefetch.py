@@ -28,6 +28,8 @@ from tests.sources import Slow, wait_until
 def test_so_many_elements_wait_on_the_devices(pair, depth) -> None:
     source = Slow(20)
     iterator = iter(pair.distribute_dataset(source, InputOptions(prefetch=depth)))
+    time.sleep(0.02)
+    assert source.made == 0  # nothing is read before it is asked for
     next(iterator)
     wait_until(lambda: source.made == depth + 1)  # one was taken, and `depth` wait
     time.sleep(0.05)
@@ -42,14 +44,6 @@ def test_without_reading_ahead_nothing_happens_in_the_background(pair) -> None:
     next(iterator)
     assert source.made == 1
     assert source.threads == {threading.main_thread()}
-
-
-def test_nothing_is_read_before_it_is_asked_for(pair) -> None:
-    source = Slow()
-    iterator = iter(pair.distribute_dataset(source))
-    time.sleep(0.02)
-    assert source.made == 0
-    iterator.close()
 
 
 class Arrays:
@@ -292,9 +286,6 @@ def test_memory_stays_flat(pair) -> None:
     assert threading.active_count() <= threads
 
 
-def test_a_program_may_end_with_iterators_open() -> None:
-    assert processes.run_programs([[*processes.MODULE, "tests.data.open_iterators"]]) == ["[(2,), (2,), (2,), (2,)]\n"]
-
-
-def test_a_program_ends_after_its_sources_are_closed() -> None:
-    assert processes.run_programs([[*processes.MODULE, "tests.data.slow_closing"]]) == ["1\nclosed\n"]
+def test_programs_end_with_iterators_open_and_after_their_sources_are_closed() -> None:
+    programs = [[*processes.MODULE, f"tests.data.{name}"] for name in ("open_iterators", "slow_closing")]
+    assert processes.run_programs(programs) == ["[(2,), (2,), (2,), (2,)]\n", "1\nclosed\n"]
