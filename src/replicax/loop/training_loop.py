@@ -268,7 +268,7 @@ class TrainingLoop:
         call = stateful_call(programs.replicas, self._step, (), None)
         if self._input.arguments is not None and not self._calls.is_per_replica:
             fn = self._step if call is None else call.fn
-            program = prepare(programs, fn, self._input.arguments, True).program
+            program = prepare(programs, fn, self._input.arguments).program
             self._speed.flops = flops_of(program.jaxpr) * program.replicas
 
     def _fetching(self) -> AbstractContextManager[None]:
