@@ -243,7 +243,8 @@ def test_memory_that_others_use(machine) -> None:
     assert bad(machine(busy, *tables, CUDA_VISIBLE_DEVICES="0")) == []
     assert "GPU 2: 58.6 of 79.6 GiB" in bad(machine(busy, *tables, CUDA_VISIBLE_DEVICES="0,2"))[0]
     assert "GPU 1, and 1 more" in bad(machine(busy, *tables, CUDA_VISIBLE_DEVICES="GPU-abc"))[0]
-    assert "platform" in bad(machine(busy, *tables, XLA_PYTHON_CLIENT_ALLOCATOR="platform"))[0]
+    platform = bad(machine(busy, *tables, XLA_PYTHON_CLIENT_ALLOCATOR="platform"))[0]
+    assert platform.startswith("GPU memory: XLA_PYTHON_CLIENT_ALLOCATOR=platform → unset")
     found = machine(texts.report(count=1), XLA_CLIENT_MEM_FRACTION="0.9")
     assert "GPU memory: JAX takes 90% when it starts, 71.7 GiB of each GPU" in told(found)
 

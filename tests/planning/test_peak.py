@@ -118,11 +118,8 @@ def test_what_a_loop_hands_on_is_of_the_kind_of_what_it_began_with() -> None:
     found = temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, tuple(alive)), 1000)
     assert found == {COPIES: 32, ACTIVATIONS: 64, OTHERS: 904}
     # What shares a place counts for each: all together they are no more than there are.
-    assert temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, tuple(alive)), 48) == {
-        COPIES: 16,
-        ACTIVATIONS: 32,
-        OTHERS: 0,
-    }
+    found = temporaries_by_kind(parse(LOOP), LiveRanges(STEPS, tuple(alive)), 48)
+    assert found == {COPIES: 16, ACTIVATIONS: 32, OTHERS: 0}
 
 
 @pytest.mark.parametrize(("end", "found"), [(7, {OTHERS: 1000}), (8, {ACTIVATIONS: 64, OTHERS: 936})])

@@ -170,10 +170,14 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
 def test_the_dearest_kernels_come_first_and_alike_ones_are_one() -> None:
     found, lines = walked(f"  ROOT %k = {ARRAY} negate(%x)")
     [run] = found.kernels.values()
-    runs = [dataclasses.replace(run, kernel=dataclasses.replace(run.kernel, bytes=i, seconds=i)) for i in range(1, 13)]
-    found.kernels = dict(enumerate([*runs, dataclasses.replace(runs[0], count=20)]))
-    dearest = [(k.bytes, k.count, k.seconds) for k in timeline_of([(found, lines)]).dearest]
+    kinds = [(i, "product" if i == 2 else "reduce") for i in range(1, 13)]
+    kernels = [dataclasses.replace(run.kernel, kind=kind, bytes=i, seconds=i) for i, kind in kinds]
+    runs = [dataclasses.replace(run, kernel=kernel) for kernel in kernels]
+    found.kernels = dict(enumerate([runs[1], *runs, dataclasses.replace(runs[0], count=20)]))
+    predicted = timeline_of([(found, lines)])
+    dearest = [(k.bytes, k.count, k.seconds) for k in predicted.dearest]
     assert dearest == [(1, 21, 21), *((i, 1, i) for i in range(12, 3, -1))]
+    assert list(predicted.by_kind.items()) == [("reduce", 96), ("product", 4)]
 
 
 def line_found(offset: int) -> str:
