@@ -35,7 +35,7 @@ def groups_sharing(folder: str, lockstep: Lockstep) -> Groups:
 def _connected(seen: list[list[bool]]) -> Groups:
     """The groups, from which worker sees whose file.
 
-    >>> _connected([[True, False, True], [False, True, False], [True, False, True]])
+    >>> _connected([[True, False, True], [False, True, False], [False, False, True]])
     ((0, 2), (1,))
     """
     groups: list[set[int]] = []
