@@ -75,6 +75,7 @@ def test_the_program_reads_and_assigns_what_the_servers_have(strategy: replicax.
         v.assign([5.0, 6.0, 7.0])
         coordinator.schedule(lambda: strategy.run(lambda: v.assign(v * 2))).fetch(WAIT)
         assert v.numpy().tolist() == [10, 12, 14]
+        assert v.value is v.value  # what has not changed is not fetched again
         coordinator.schedule(lambda: v.assign_sub(jnp.ones(3))).fetch(WAIT)  # outside of any step
         assert coordinator.schedule(lambda: v.numpy()).fetch(WAIT).tolist() == [9, 11, 13]
         coordinator.schedule(lambda: v.assign(jnp.ones(3)).name).fetch(WAIT)
@@ -427,6 +428,10 @@ def test_a_strategy_has_one_coordinator_at_a_time(strategy: replicax.ParameterSe
     with pytest.raises(ZeroDivisionError):
         fails()
     assert not started[0].of("StepWorker")
+    lost = pytest.raises(replicax.errors.WorkerError, match="values that this program has read last")
+    with lost, coordinator_of(strategy) as (coordinator, actors):
+        actors.has_ended = True
+        actors.of("ShardServer")[0].kill()
     with pytest.raises(TypeError, match="expected a ParameterServerStrategy"):
         replicax.ClusterCoordinator(replicax.MirroredStrategy(["cpu:0"]))
 

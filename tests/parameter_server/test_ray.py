@@ -77,15 +77,16 @@ def test_a_killed_worker_and_a_killed_server_cost_nothing(
     def train(x: Any, y: Any) -> tuple[Any, int]:
         return strategy.run(step, args=(x, y)), os.getpid()
 
-    server = coordinator._cluster.servers.actors[1].call("ready").result(WAIT)
+    server = coordinator._cluster.servers.actors[1]
     results = []
     for number, batch in enumerate(batches(steps)):
         results += [coordinator.schedule(train, args=part) for part in in_parts(batch, 2)]
         if number in (4, 8):
             _, pid = results[-1].fetch(WAIT)
-            os.kill(pid if number == 4 else server, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL) if number == 4 else server.kill()
     report = coordinator.join(timeout_seconds=WAIT)
     assert report.workers_lost == 1
+    assert coordinator._cluster.servers.actors[1] is not server
     assert report.functions >= 2 * steps  # some of them twice
     reference = mirrored(2, steps, optax.sgd(0.02, momentum=0.9))
     assert int(model.iterations) == steps
