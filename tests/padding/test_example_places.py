@@ -136,7 +136,11 @@ def lstm(b: Any) -> Any:
 
 
 def one_example_at_a_time(b: Any) -> Any:
-    return lax.map(lambda x: jnp.tanh(x @ W).sum(), b["x"])
+    def from_the_last(x: Any) -> Any:
+        return lax.scan(lambda total, x: (total + x, jnp.tanh(x @ W).sum()), jnp.zeros(4), x, reverse=True)
+
+    mapped = lax.map(lambda x: jnp.tanh(x @ W).sum(), b["x"])
+    return mapped, from_the_last(b["x"])[1], jax.grad(lambda x: from_the_last(x)[1].sum())(b["x"]).sum(1)
 
 
 def a_loop_of_layers(b: Any) -> Any:
@@ -289,6 +293,7 @@ MIXED = {
     "shuffled": lambda b: b["x"][jnp.argsort(b["y"])],
     "turned round": lambda b: b["x"][::-1],
     "added up so far": lambda b: jnp.cumsum(b["x"], axis=0),
+    "added up from the last": lambda b: lax.scan(lambda c, x: (c + x, c), jnp.zeros(4), b["x"], reverse=True)[1],
     "added up so far by a product": lambda b: jnp.tril(jnp.ones((4, 4))) @ b["x"],
     "every with every": lambda b: b["x"] @ b["x"].T,
     "joined": lambda b: jnp.concatenate([b["x"], b["x"]])[:4],

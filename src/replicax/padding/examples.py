@@ -66,6 +66,25 @@ class ExamplesPass(Dataflow[Place]):
         over_examples = Rows(0) in over  # each turn is about one of them
         return [place if place == UNPADDED else stacked_place(place, over_examples) for place in facts]
 
+    def _scan(
+        self, inner: _jax.Scan, equation: _jax.Equation, facts: list[Place], control: Control, final: bool
+    ) -> Found[Place]:
+        found, facts = super()._scan(inner, equation, facts, control, final)
+        n, m = inner.constants, inner.constants + inner.carried
+        if not inner.reverse or Rows(0) not in facts[m:]:
+            return found, facts
+        # Padding comes first, so what is carried on from it is in the rows of examples.
+        slices = [PART if place == Rows(0) else None for place in facts[m:]]
+        before, carried = None, [*facts[n:m]]
+        while carried != before:
+            before = carried
+            results = self.run(inner.body, [*[None] * n, *before, *slices], control, final=False)[0]
+            carried = [PART if _is_something(x) else c for c, x in zip(before, results[: m - n], strict=True)]
+        results = self.run(inner.body, [*[None] * n, *carried, *[None] * len(slices)], control, final=False)[0]
+        for i in range(m - n, len(found)):
+            found[i] = UNKNOWN if _is_something(results[i]) else found[i]
+        return found, facts
+
     def operation(self, equation: _jax.Equation, facts: list[Place], control: Control, final: bool) -> Found[Place]:
         if equation.primitive is asks_p and final:
             equation.params["question"].resolve(facts[0], shape_of(equation.invars[0]))
