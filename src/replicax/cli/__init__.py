@@ -77,9 +77,10 @@ def _add_command(subparsers: Any, entry: importlib.metadata.EntryPoint) -> None:
     if entry.name in subparsers.choices:
         return
     try:
-        entry.load().add_parser(subparsers)
+        add_parser = entry.load().add_parser
+        add_parser(Parser().add_subparsers())  # a trial: the help would keep the line of a parser that was begun
+        add_parser(subparsers)
     except Exception as error:
-        subparsers.choices.pop(entry.name, None)  # it was begun
         of = "another distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
         why = f"the command can't be loaded from {entry.value} of {of}: {' '.join(described(error).split())}"
         add_absent(subparsers, entry.name, f"can't be loaded from {of}", why)
