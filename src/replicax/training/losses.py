@@ -154,7 +154,8 @@ def as_share(loss: Any) -> jax.Array:
     """``loss`` as this replica's share: declares that its sum over the replicas is intended.
 
     For a loss that you have scaled yourself, if a :class:`replicax.errors.ShareWarning` is wrong, or if you want a sum
-    of means. It changes no value.
+    of means. It changes no value. Where gradients are accumulated, the shares of all micro-batches are added up: divide
+    a sum by the size of the global batch, rather than a mean by the number of replicas.
 
     Args:
       loss: an array or number.
