@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax.execution.tracing import arguments
+from replicax.execution.tracing import arguments, function_key
 from replicax.execution.tracing.arguments import _fits
 from replicax.loop import accumulated
 from tests.conftest import strategy_of
@@ -80,6 +80,25 @@ def test_jax_is_asked_once_about_arrays_that_lie_alike(monkeypatch) -> None:
     found = strategy_of(1).run(lambda params: params, args=(params,))
     assert [f.tolist() for f in found] == [p.tolist() for p in params]
     assert len(asked) == 1
+
+
+def test_a_reduce_of_every_step_is_known_as_soon_as_a_step_is(pair, monkeypatch) -> None:
+    """To go through all that it captures takes a millisecond."""
+    calls = [
+        lambda: pair.reduce("sum", ids(pair)),
+        lambda: pair.reduce("mean", rows, axis=0),
+        lambda: pair.reduce("mean", rows, axis=[0]),
+        lambda: pair.gather(rows, axis=0),
+    ]
+    rows = pair.distribute_values_from_function(lambda ctx: np.ones(2, np.float32))
+    first = [np.asarray(call()) for call in calls]
+    assert [value.tolist() for value in first] == [1.0, 1.0, 1.0, [1.0] * 4]
+    made: list[Any] = []
+    new_key = function_key._new_key
+    monkeypatch.setattr(function_key, "_new_key", lambda fn: made.append(fn) or new_key(fn))
+    for call, value in zip(calls, first, strict=True):
+        np.testing.assert_array_equal(call(), value)
+    assert made == []
 
 
 def test_an_unhashable_object_is_an_argument_too(pair) -> None:

@@ -8,6 +8,7 @@ for itself, after all have exchanged their components.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -77,7 +78,10 @@ def reduce(
             values,
             lambda values, communicator: _reduce_local(op, values, axis, communicator, options, what),
             lambda values: _reduce_components(op, values, axis, what),
-            lambda strategy, values: reduce(strategy.extended.programs, op, values, axis, options),
+            reduce,
+            op=op,
+            axis=axis,
+            options=options,
         )
         for i, result, value in zip(batch, reduced, values, strict=True):
             removed = () if axis is None or value.mask is None else checked_axes(axis, value.values[0].shape, what)
@@ -105,7 +109,7 @@ def first(programs: ProgramCache, value: Any) -> Any:
         ours,
         lambda values, communicator: [communicator.from_first(v) for v in values],
         lambda values: [components[0] for components in values],
-        lambda strategy, values: first(strategy.extended.programs, values),
+        first,
     )
     results = [components.pop(0) if isinstance(v, PerReplica) else as_arrays(v) for v in leaves]
     return jax.tree_util.tree_unflatten(treedef, results)
@@ -135,7 +139,8 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
         [PerReplica(v.form) if isinstance(v.form, Stacked) and v.mask is not None else v for v in ours],
         lambda values, communicator: [_gather_local(v, axis, communicator) for v in values],
         lambda values: [_gather_components(v, axis) for v in values],
-        lambda strategy, values: gather(strategy.extended.programs, values, axis),
+        gather,
+        axis=axis,
     )
     wholes = (
         _examples_only(whole, v, is_joined=v.dim in (axis, axis + whole.ndim))
@@ -262,9 +267,10 @@ def _by_form(
     values: list[PerReplica],
     of_local: Callable[[list[Any], Communicator], list[Any]],
     of_components: Callable[[list[tuple[Any, ...]]], list[Any]],
-    again: Callable[[Any, list[PerReplica]], list[Any]],
+    again: Callable[..., list[Any]],
+    **settings: Any,
 ) -> list[Any]:
-    """Combine components: directly while tracing, or by running a step that calls ``again``."""
+    """Combine components: directly while tracing, or by running a step that calls ``again`` with ``settings``."""
     if not values:
         return []
     forms = {type(v.form) for v in values}
@@ -272,11 +278,7 @@ def _by_form(
         locals_ = [v.form for v in values if isinstance(v.form, Local)]
         return of_local([form.value for form in locals_], locals_[0].communicator)
     if forms <= {Stacked, Ragged} and not context.in_step():
-
-        def reduce_or_gather(values: list[Any]) -> Any:
-            return context.current_replica().merge_call(again, args=(values,))
-
-        return run_compiled(programs, reduce_or_gather, (values,))
+        return run_compiled(programs, _step(again, **settings), (values,))
     if Local in forms or context.in_step():
         raise ValueError(
             "inside a step only its own values can be combined; pass a PerReplica from outside to the step through "
@@ -285,6 +287,19 @@ def _by_form(
     local_values = [v.real_values for v in values]
     everyones = programs.replicas.lockstep.exchange("combines components of different kinds", local_values)
     return of_components([tuple(itertools.chain(*parts)) for parts in zip(*everyones, strict=True)])
+
+
+@functools.lru_cache(maxsize=64)
+def _step(again: Callable[..., list[Any]], **settings: Any) -> Callable[[list[Any]], Any]:
+    """The step that calls ``again``: the same function in each call, as the key of another would be made anew."""
+
+    def merge(strategy: Any, values: list[Any]) -> list[Any]:
+        return again(strategy.extended.programs, value=values, **settings)
+
+    def reduce_or_gather(values: list[Any]) -> Any:
+        return context.current_replica().merge_call(merge, args=(values,))
+
+    return reduce_or_gather
 
 
 def _reduce_slices(programs: ProgramCache, op: ReduceOp, slices: IndexedSlices, axis: Axis, what: str) -> Any:
