@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import grain
 import numpy as np
@@ -160,13 +161,21 @@ def test_a_signal_that_comes_while_callbacks_end_is_not_lost(number: int, error:
         train(10, callbacks=Ends())
 
 
-def test_after_a_run_the_handlers_of_the_program_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_run_the_handlers_of_the_program_are_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     own = [lambda *_: None for _ in numbers]
     before = [signal.signal(number, handler) for number, handler in zip(numbers, own, strict=True)]
     try:
         train(3)
         assert [signal.getsignal(number) for number in numbers] == own
+        for method, error in (("start", RuntimeError), ("join", KeyboardInterrupt)):
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, method, Mock(side_effect=error))
+                with pytest.raises(error):
+                    train(3, stop_file=tmp_path / "stop")
+            assert [signal.getsignal(number) for number in numbers] == own
         with monkeypatch.context() as patch:
             patch.setattr(signal, "getsignal", lambda number: None)  # as of a handler that is not Python's
             train(3)

@@ -79,19 +79,26 @@ class StopRequests:
             if self._client is None or not _jax.catches_sigterm():
                 self._take_over(signal.SIGTERM, self._on_sigterm)
         if self._client is not None or self._file is not None:
-            self._thread = threading.Thread(target=self._watch, name="replicax-stop", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._watch, name="replicax-stop", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                self.__exit__()
+                raise
+            self._thread = thread
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(5.0)
-        self._close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        try:
+            self._over.set()
+            self._wake.set()
+            if self._thread is not None:
+                self._thread.join(5.0)
+            self._close()
+        finally:  # also after one more Ctrl-C; its handler, the first, is put back last, as it may come again
+            for number in reversed(self._handlers):
+                signal.signal(number, self._handlers[number])
+            self._handlers.clear()
 
     @property
     def why(self) -> str | None:
