@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -366,6 +367,25 @@ def test_two_threads_trace_steps_with_one_object(pair: replicax.Strategy) -> Non
         for thread in threads:
             thread.join()
         assert results == {1: rate, 2: 2 * rate}
+    assert not {"__getattribute__", "__setattr__"} & vars(Part).keys()
+
+
+def test_steps_that_overlap_as_plain_python_change_a_class_once() -> None:
+    part, seen, options = Part(), [], replicax.RunOptions("per_replica")
+    first, other = (replicax.MirroredStrategy(jax.devices()[i : i + 1]) for i in range(2))
+
+    def short(part: Part) -> None:
+        seen.append((part.rate, Part.__getattribute__)[1])
+
+    def long(part: Part) -> None:
+        for _ in range(3):
+            thread = threading.Thread(target=other.run, args=(short, (part,)), kwargs={"options": options})
+            thread.start()
+            thread.join()
+
+    first.run(long, args=(part,), options=options)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
     assert not {"__getattribute__", "__setattr__"} & vars(Part).keys()
 
 

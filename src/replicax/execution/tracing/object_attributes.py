@@ -217,8 +217,8 @@ class _Recording:
             elif cls not in self._classes:
                 todo += self._specials(cls)
                 try:
-                    self._replace(cls, "__getattribute__", self._note_read)
-                    self._replace(cls, "__setattr__", lambda value, name: self._set.add((id(value), name)))
+                    _replace(cls, "__getattribute__", _Recording._note_read)
+                    _replace(cls, "__setattr__", lambda recording, value, name: recording._set.add((id(value), name)))
                     self._classes.add(cls)
                 except TypeError:  # Python can't change its class: all attributes count
                     if cls.__dictoffset__:
@@ -257,19 +257,6 @@ class _Recording:
                 if not name.startswith("__") and not hasattr(type(item), "__get__"):
                     self.add(self.note(owner, name, key), key)
 
-    def _replace(self, cls: Any, name: str, note: Callable[[Any, str], Any]) -> None:
-        def noted(value: Any, attribute: str, *new: Any) -> Any:
-            thread = threading.get_ident()
-            if id(value) in self.found and thread in self.threads and thread not in _threads_that_note:
-                with _noting():
-                    note(value, attribute)
-            return original(value, attribute, *new)
-
-        with _lock:
-            original, own = getattr(cls, name), vars(cls).get(name)
-            type.__setattr__(cls, name, functools.wraps(original)(noted))
-            _undo.callback(*(type.__delattr__, cls, name) if own is None else (type.__setattr__, cls, name, own))
-
     def _note_read(self, value: Any, name: str) -> None:
         if name != "__class__":  # isinstance asks for that
             key = self.found[id(value)][1]
@@ -286,6 +273,27 @@ class _Recording:
         if cls is Attribute and name not in ("", "__dict__"):
             self.earlier.append(EarlierValue(attribute, self._is_of_step, is_read=True))
         return now
+
+
+def _replace(cls: Any, name: str, note: Callable[[_Recording, Any, str], Any]) -> None:
+    """Let a method of a class note, once for all that record: steps that overlap for long replace it only once."""
+
+    def noted(value: Any, attribute: str, *new: Any) -> Any:
+        if (thread := threading.get_ident()) not in _threads_that_note:
+            for recording in [*_active]:
+                if id(value) in recording.found and thread in recording.threads:
+                    with _noting():
+                        note(recording, value, attribute)
+        return original(value, attribute, *new)
+
+    with _lock:
+        if (cls, name) in _replaced:
+            return
+        original, own = getattr(cls, name), vars(cls).get(name)
+        type.__setattr__(cls, name, functools.wraps(original)(noted))
+        _replaced.add((cls, name))
+        _undo.callback(_replaced.discard, (cls, name))
+        _undo.callback(*(type.__delattr__, cls, name) if own is None else (type.__setattr__, cls, name, own))
 
 
 @contextlib.contextmanager
@@ -311,6 +319,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 _threads_that_note: set[int] = set()
 _lock = threading.Lock()
 _active: list[_Recording] = []
+_replaced: set[tuple[type, str]] = set()
 _undo = contextlib.ExitStack()
 """Closed when none is active any more: then the classes of the objects are as before."""
 
