@@ -113,22 +113,23 @@ def merge(strategy: replicax.Strategy, rows: Any) -> Any:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_merge_fn_leaves_out_the_rows_of_padding(replicas: int, executor: str) -> None:
+@pytest.mark.parametrize(("replicas", "size", "dtype"), [(1, 6, "int32"), (2, 6, "int32"), (2, 256, "uint8")])
+def test_a_merge_fn_leaves_out_the_rows_of_padding(replicas: int, size: int, dtype: str, executor: str) -> None:
     strategy = strategy_of(replicas)
     with strategy.scope():
-        table = replicax.Variable(jnp.zeros(SHAPE), name="table")
+        table = replicax.Variable(jnp.zeros((size, 2)), name="table")
 
     def step(ids: Any) -> Any:
-        rows = here().merge_call(merge, args=(IndexedSlices(jnp.ones((len(ids), 2)), ids, SHAPE),))
+        rows = here().merge_call(merge, args=(IndexedSlices(jnp.ones((len(ids), 2)), ids, (size, 2)),))
         table.scatter_update(rows)
         return rows.to_dense()
 
-    batches = [np.array([5, 1, 2, 3]), np.array([5, 1, 1])]
+    batches = [np.array([5, 1, 2, 3], dtype), np.array([5, 1, 1], dtype)]
     _, batch = strategy.distribute_dataset(batches, replicax.InputOptions(partial_batch="pad"))
     total = strategy.run(step, args=(batch,), options=replicax.RunOptions(executor))
-    assert total[:, 0].tolist() == [0, 2, 0, 0, 0, 1]
-    assert table.numpy()[:, 0].tolist() == [0, 1, 0, 0, 0, 1]
+    assert total[:6, 0].tolist() == [0, 2, 0, 0, 0, 1]
+    assert table.numpy()[:6, 0].tolist() == [0, 1, 0, 0, 0, 1]
+    assert not total[6:].any()
     with pytest.raises(ValueError, match=r"strategy\.reduce along dim 0 of a value .* computed from a padded batch"):
         strategy.run(lambda ids: step(jnp.sort(ids)), args=(batch,))
 

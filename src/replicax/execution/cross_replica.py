@@ -327,6 +327,8 @@ def _gathered_rows(pair: list[Any], beyond: int, communicator: Communicator) -> 
         theirs = [communicator.has_examples_along(x, 0, "strategy.reduce") for x in pair]
         is_padding = (theirs[0] | theirs[1]) & ~examples.mask
         values = jnp.where(jnp.expand_dims(is_padding, range(1, values.ndim)), jnp.zeros_like(values), values)
+        fits = beyond <= jnp.iinfo(indices.dtype).max  # type: ignore[no-untyped-call]
+        indices = indices if fits else indices.astype(jnp.int32)
         indices = jnp.where(is_padding, jnp.asarray(beyond, indices.dtype), indices)
     return [communicator.all_gather(x, 0) for x in (values, indices)]
 

@@ -152,25 +152,8 @@ def _run(
         replica.communicator.rendezvous = rendezvous
     stores = [r.store for r in local]
     try:
-        step = function_key(fn)
-        objects = [key.value for key in object_keys_in(step.captured)]
-        objects += jax.tree_util.tree_leaves(arguments, is_leaf=is_leaf)
-        of_objects = tuple(ObjectKey(x) for x in objects if may_change(x.__class__))
-
-        def is_of_step(value: Any) -> bool:
-            return any(store.localities.is_of_step(value) for store in stores)
-
-        def used() -> set[int]:
-            return set[int]().union(*(store.localities.used for store in stores))
-
-        with (
-            tracing_rules_once(),
-            recording_reads(of_objects, step.code, module_of(fn), captured_by(fn), is_of_step, used) as threads,
-        ):
-            for replica in local:
-                replica.threads = threads
-            returned = rendezvous.run()
-            check_attributes_stay(used)
+        with tracing_rules_once():
+            returned = rendezvous.run() if len(local) == 1 else _run_beside_others(fn, arguments, local, rendezvous)
     except DeadlockError as error:
         if without_rows:
             error.add_note(_NO_ROWS)
@@ -186,6 +169,28 @@ def _run(
     if replicas.num_replicas > 1:
         check_expectations(everyone)
     return merged(returned, everyone, replicas, mask), new_arrays(stores, everyone, programs.variables)
+
+
+def _run_beside_others(fn: Callable[..., Any], arguments: Any, local: list[_Replica], rendezvous: Rendezvous) -> Any:
+    """Run the replicas; raise if one has replaced an array of an object that the others compute with, too."""
+    step = function_key(fn)
+    objects = [key.value for key in object_keys_in(step.captured)]
+    objects += jax.tree_util.tree_leaves(arguments, is_leaf=is_leaf)
+    of_objects = tuple(ObjectKey(x) for x in objects if may_change(x.__class__))
+    localities = [replica.store.localities for replica in local]
+
+    def is_of_step(value: Any) -> bool:
+        return any(of_one.is_of_step(value) for of_one in localities)
+
+    def used() -> set[int]:
+        return set[int]().union(*(of_one.used for of_one in localities))
+
+    with recording_reads(of_objects, step.code, module_of(fn), captured_by(fn), is_of_step, used) as threads:
+        for replica in local:
+            replica.threads = threads
+        returned = rendezvous.run()
+        check_attributes_stay(used)
+    return returned
 
 
 _NO_ROWS = (

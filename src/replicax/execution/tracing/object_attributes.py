@@ -146,27 +146,37 @@ class EarlierValue:
         streams never count: without harm to what is trained, a stream starts again.
         """
         for path, leaf in self.replaced(self._is_of_step):
+            is_itself = self._is_read and not path
             if isinstance(leaf, jax.Array):
                 counts = leaf.dtype != np.uint32 and not is_key(leaf.dtype) and not is_traced(leaf)
-                is_used = counts and id(leaf) in used()
+                # A traced step may have read its number, as by float(x), which leaves no operation.
+                is_used = counts and ((is_itself and self._is_of_step is is_traced) or id(leaf) in used())
             elif isinstance(leaf, np.ndarray):
                 is_used = self._is_read and leaf.dtype != np.uint32
             else:
-                is_used = self._is_read and not path and isinstance(leaf, int | float | complex | np.generic)
+                is_used = is_itself and isinstance(leaf, int | float | complex | np.generic)
             if is_used:
                 return True
         return False
 
     def put_back(self) -> None:
-        """Let it have the value again, and a dict or list its items."""
+        """Let it have the value again, and dicts and lists their items."""
         self.variable.set(self._value)
-        items = self._structure.unflatten(self.leaves)
-        if isinstance(self._value, dict):
-            for added in self._value.keys() - items.keys():
-                del self._value[added]
-            self._value.update(items)
-        elif isinstance(self._value, list):
-            self._value[:] = items
+        _filled(self._value, self._structure.unflatten(self.leaves))
+
+
+def _filled(container: Any, items: Any) -> Any:
+    """``container`` with these items again, if it is a dict or list, as others may hold it too; otherwise ``items``."""
+    if isinstance(container, dict) and isinstance(items, dict):
+        for added in container.keys() - items.keys():
+            del container[added]
+        container.update({name: _filled(container.get(name), item) for name, item in items.items()})
+        return container
+    if isinstance(container, list) and isinstance(items, list):
+        before = [*container, *[None] * len(items)]
+        container[:] = [_filled(old, item) for old, item in zip(before, items, strict=False)]
+        return container
+    return items
 
 
 def earlier_values() -> list[EarlierValue]:
