@@ -113,7 +113,7 @@ def test_the_spec_says_whether_there_may_be_padding(pair, partial) -> None:
     ("replicas", "batches", "expected"),
     [
         (3, [FULL, FULL[:4]], [[1, 2, 2], [3, 4, 4], [2, 2, 2]]),
-        (4, [FULL, FULL[:3], FULL[:0]], [[1, 1]] * 4),  # nobody has a row: that of the element before
+        (4, [FULL, FULL[:3], FULL[:0]], [[1, 1]] * 4),  # an empty one takes the last row of the element before
         (2, [np.ones((4, 2)), np.ones((0, 3))], [[[0, 0, 0]] * 2] * 2),  # nor has that one such rows
     ],
 )

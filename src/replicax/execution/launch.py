@@ -89,7 +89,7 @@ def launch(
                     group.show()
                 finally:
                     release()
-        if policy.waits:
+        if policy.waits and policy.donates:  # others have been waited for
             try:
                 _wait_until_done(returned[0])
             except Exception as error:  # of a jax.debug.print to a stream that is closed, say

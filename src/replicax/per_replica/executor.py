@@ -182,6 +182,7 @@ def _run_beside_others(fn: Callable[..., Any], arguments: Any, local: list[_Repl
     def is_of_step(value: Any) -> bool:
         return any(of_one.is_of_step(value) for of_one in localities)
 
+    @functools.cache  # asked only after the step
     def used() -> set[int]:
         return set[int]().union(*(of_one.used for of_one in localities))
 

@@ -8,6 +8,7 @@ leaves every variable as it was.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -155,7 +156,7 @@ def capture(
     with _jax.kept_programs():
         jaxpr, closed_over = traced_inside(replicas, body, [aval for aval, _ in arguments])
     assert store is not None
-    check_attributes_stay(lambda: set(map(id, _jax.constants(jaxpr, closed_over))))
+    check_attributes_stay(functools.cache(lambda: set(map(id, _jax.constants(jaxpr, closed_over)))))
     if any(map(_jax.is_mutable, jaxpr.invars)):
         raise TypeError(
             f"{name} uses a mutable array (jax.new_ref) that was made outside of it: make it inside, pass its value, "

@@ -242,7 +242,7 @@ class _Recording:
             for leaf in earlier.leaves if isinstance(variable, CapturedVariable) else ():
                 cls: Any = type(leaf)
                 if may_change(cls) and not isinstance(leaf, type | types.FunctionType):
-                    todo += [Attribute(leaf, name, False) for name in getattr(leaf, "__dict__", ())]
+                    todo += [Attribute(leaf, name, False) for name in [*getattr(leaf, "__dict__", ())]]
 
     def _note_captured(self, fn: types.FunctionType, key: ObjectKey) -> None:
         places: list[tuple[Any, str]] = [*zip(fn.__closure__ or (), fn.__code__.co_freevars, strict=True)]
