@@ -169,3 +169,20 @@ def test_what_is_handed_on_together_has_localities_of_its_own() -> None:
 def test_elsewhere_jax_differentiates() -> None:
     assert _jax.current_trace() is _jax.eval_trace()
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sinh(x) * x)(2.0), np.sinh(2) + 2 * np.cosh(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("derivative", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize("op", ["sum", "mean", "only_first_replica"])
+def test_a_reduction_of_a_number_of_python_has_derivatives(op: str, derivative: Callable[..., Any]) -> None:
+    strategy = replicax.MirroredStrategy(jax.devices()[:2])
+
+    def reduced(x: Any) -> Any:
+        ctx = replicax.get_replica_context()
+        return ctx.merge_call(lambda strategy, y: strategy.extended.reduce_to(op, y), (x,))
+
+    expected, found = (
+        strategy.run(lambda: derivative(reduced)(3.0), options=replicax.RunOptions(executor))
+        for executor in ("compiled", "per_replica")
+    )
+    for a, b in zip(strategy.local_results(expected), strategy.local_results(found), strict=True):
+        assert a == b

@@ -69,7 +69,7 @@ class PerReplicaCommunicator:
     def add(self, offers: Sequence[Sequence[Any]]) -> list[Any]:
         """The sums of the replicas' arrays, on this replica's device."""
         for column in zip(*offers, strict=True):
-            kinds = [f"{a.dtype.name}{list(a.shape)}" for a in column]
+            kinds = [f"{a.dtype.name}{list(jnp.shape(a))}" for a in column]  # JAX may hand on a float of Python
             if len(set(kinds)) > 1:
                 raise ValueError(
                     f"all_reduce: the replicas' arrays must have one shape and dtype, got {', '.join(kinds)}"
@@ -127,9 +127,8 @@ class PerReplicaCommunicator:
         if array.ndim:  # the others' arrays may have another size
             size = self.exchange("the first replica's value", array.shape[0])[0]
             return jax.lax.slice_in_dim(self.all_gather(array, 0), 0, size)
-        return self.all_reduce(ReduceOp.SUM, [array if self.replica == 0 else jnp.zeros_like(array)])[0].astype(
-            array.dtype
-        )
+        own = jnp.where(self.replica == 0, array, jnp.zeros_like(array))  # all take part in its derivative, too
+        return self.all_reduce(ReduceOp.SUM, [own])[0].astype(array.dtype)
 
     def add_up(self, count: int) -> int:
         return sum(self.exchange("adding up sizes", count))
