@@ -282,6 +282,8 @@ def test_a_list_of_equal_arrays_is_one_array(pair, wrapped) -> None:
     examples = pair.make_numpy_dataset(wrapped(arrays))
     assert len(examples) == 4
     np.testing.assert_array_equal(jax.tree_util.tree_leaves(examples[2])[0], arrays[2])
+    jax.tree_util.tree_leaves(examples[2])[0][:] = 0  # a copy
+    np.testing.assert_array_equal(jax.tree_util.tree_leaves(examples[2])[0], arrays[2])
     assert pair.make_numpy_dataset([1.5, 2.5])[1] == 2.5
     for other in ([np.zeros(3), np.zeros(4)], [{"x": np.zeros(3)}]):
         with pytest.raises(ValueError, match=r"make_numpy_dataset: input.* is a list, .* go into a tuple or a dict"):

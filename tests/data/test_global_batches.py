@@ -169,6 +169,9 @@ def test_input_contexts() -> None:
     assert context.get_per_replica_batch_size(8) == 2
     with pytest.raises(ValueError, match=r"a global batch of 9 does not divide over 4 replicas \(9 = 4 × 2 \+ 1\)"):
         context.get_per_replica_batch_size(9)
+    for size in (-8, 8.0, None):
+        with pytest.raises(ValueError, match=f"get_per_replica_batch_size: .* an int of at least 1, got {size}"):
+            context.get_per_replica_batch_size(size)
     with pytest.raises(ValueError, match="input_pipeline_id must be an int of at least 0 and below"):
         replicax.InputContext(2, 2, 4)
     with pytest.raises(ValueError, match="num_input_pipelines must be an int of at least 1, got 0"):

@@ -51,9 +51,10 @@ class InputContext:
         """The number of examples of a global batch for each replica.
 
         Raises:
-          ValueError: the global batch does not divide by the number of replicas.
+          ValueError: the global batch is no positive int, or does not divide by the number of replicas.
         """
         n = self.num_replicas_in_sync
+        global_batch_size = checked_integer(global_batch_size, "get_per_replica_batch_size: global_batch_size")
         if global_batch_size % n:
             raise ValueError(
                 f"a global batch of {global_batch_size} does not divide over {n} replicas ({global_batch_size} = "

@@ -194,7 +194,7 @@ def test_values_that_are_none(rows, column, value, message) -> None:
         ("1,2\n", {"names": ["a"]}, ValueError, r"a\.csv: line 1: 1 fields are expected"),
         ("a,b\n", {"delimiter": "tab"}, ValueError, "delimiter must be one character"),
         ("a,b\n", {"encoding": "utf-16"}, ValueError, "csv_rows: in encoding 'utf-16'"),
-        (b"a,b\n\xff,1\n", {}, ValueError, r"a\.csv: byte 4: b'\\xff' is not utf-8"),
+        (b"a,b\n\xff,1\n", {}, ValueError, r"a\.csv: byte 4: b'\\xff' is not utf-8.*latin-1'\)\."),
     ],
 )
 def test_what_is_said_when_the_dataset_is_made(rows, text, options, error, message) -> None:

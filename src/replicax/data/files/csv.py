@@ -58,6 +58,7 @@ def csv_rows(
 
     Raises:
       FileNotFoundError: a file does not exist, or a glob matches none.
+      TypeError: text can't be read as one of the ``dtypes``.
       ValueError: a column is unknown or named twice; and, while reading (the first 100 rows at once), a file has other
         columns, or a row has another number of fields, bad quoting, or a value that does not fit its column's dtype,
         with the file and the line.
@@ -164,7 +165,7 @@ class CsvReader(Reader):
 
     def __init__(self, file: str, delimiter: str, encoding: str) -> None:
         self.file = file
-        self._lines = Lines(file, encoding, "strict")
+        self._lines = Lines(file, encoding)
         self._delimiter = delimiter
         self._begin(0)
 

@@ -105,7 +105,7 @@ def _has_mark(encoding: str) -> bool:
 class Lines:
     r"""The lines of ``file`` as text, with their ends (``\n``, ``\r\n``, or none at the end of the file)."""
 
-    def __init__(self, file: str, encoding: str, errors: str) -> None:
+    def __init__(self, file: str, encoding: str, errors: str | None = None) -> None:
         self.file = file
         self.byte = 0
         self._encoding = encoding
@@ -119,12 +119,13 @@ class Lines:
         skip = len(codecs.BOM_UTF8) if self._mark and self.byte == 0 and line.startswith(codecs.BOM_UTF8) else 0
         encoding = "utf-8" if self._mark else self._encoding
         try:
-            text = (line[skip:] if skip else line).decode(encoding, self._errors)
+            text = (line[skip:] if skip else line).decode(encoding, self._errors or "strict")
         except UnicodeDecodeError as error:
             bad = error.object[error.start : error.end]
+            or_replace = ", or errors='replace'" if self._errors else ""
             raise ValueError(
                 f"{self.file}: byte {self.byte + skip + error.start}: {bad!r} is not {self._encoding}: {error.reason}. "
-                "Pass the encoding that the file has (encoding='latin-1'), or errors='replace'."
+                f"Pass the encoding that the file has (encoding='latin-1'){or_replace}."
             ) from error
         self.byte += len(line)
         # Only the mark: the file has a line, which is empty.

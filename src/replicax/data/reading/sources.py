@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
@@ -153,7 +154,7 @@ class _Slices:
         return int(self._length)
 
     def __getitem__(self, index: int) -> Any:
-        return jax.tree_util.tree_unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+        return jax.tree_util.tree_unflatten(self._tree, [copy.copy(leaf[index]) for leaf in self._leaves])
 
 
 def numpy_examples(arrays: Any) -> Any:
