@@ -279,11 +279,16 @@ def test_an_iterator_whose_place_is_unknown(tmp_path) -> None:
 
 def test_only_outside_of_steps(tmp_path) -> None:
     checkpoint = replicax.Checkpoint(v=replicax.Variable(1.0))
-    for method in (checkpoint.save, checkpoint.restore):
-        with pytest.raises(
-            replicax.errors.ContextError, match=rf"Checkpoint.{method.__name__} was called inside a step"
-        ):
-            replicax.get_strategy().run(lambda method=method: method(tmp_path / "a"))
+    manager = replicax.CheckpointManager(checkpoint, tmp_path / "b")
+    manager.save(1)
+    for call, name in (
+        (lambda: checkpoint.save(tmp_path / "a"), "Checkpoint.save"),
+        (lambda: checkpoint.restore(tmp_path / "a"), "Checkpoint.restore"),
+        (manager.restore_latest, "CheckpointManager.restore"),
+        (lambda: manager.restore(1), "CheckpointManager.restore"),
+    ):
+        with pytest.raises(replicax.errors.ContextError, match=f"{name} was called inside a step"):
+            replicax.get_strategy().run(call)
 
 
 def test_inside_a_scope_and_in_debug_mode(tmp_path) -> None:

@@ -161,7 +161,7 @@ class Checkpoint:
           ValueError: it does not fit; lists everything that is missing, extra, or different.
           ContextError: called in a step.
         """
-        _check_outside("Checkpoint.restore")
+        check_outside("Checkpoint.restore")
         path = os.path.abspath(checked_path(path, "Checkpoint.restore(path)", _NEWEST))
         self._background.wait()
         source, problem = find_complete(path, self._lockstep)
@@ -198,7 +198,7 @@ class Checkpoint:
 
         It calls ``first`` before anything else, and ``then``, in the background, when all workers have written.
         """
-        _check_outside("Checkpoint.save")
+        check_outside("Checkpoint.save")
         lockstep = self._lockstep
         leaves = self._present_leaves()
         for _, variable in leaves.variables():
@@ -277,6 +277,7 @@ def lockstep_of(leaves: Leaves) -> Lockstep:
     return Lockstep(DistributedWorkers(f"replicax/checkpoint {next(_counter)}"))
 
 
-def _check_outside(method: str) -> None:
+def check_outside(method: str) -> None:
+    """Raise a ContextError if ``method`` was called in a step."""
     if context.in_step():
         raise ContextError(f"{method} was called inside a step, where values are not known yet: call it outside")

@@ -14,7 +14,7 @@ from typing import Any
 from replicax import _jax
 from replicax.argument_checks import checked_integer, checked_path, is_number
 from replicax.checkpoint.background_save import wait_for_all
-from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.checkpoint import Checkpoint, check_outside
 from replicax.checkpoint.complete_checkpoint import find_complete
 from replicax.checkpoint.retention import Best, Folder, best_of
 from replicax.errors import CheckpointError
@@ -316,6 +316,7 @@ class CheckpointManager(NameHints):
             raise CheckpointError(f"old checkpoints in {self.directory} can't be deleted: {error}") from error
 
     def _restore_step(self, step: int, problems: list[str]) -> bool:
+        check_outside("CheckpointManager.restore")
         path = self._folder.path_of(step)
         source, problem = find_complete(path, self._lockstep)
         if source is None:
