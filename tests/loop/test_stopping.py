@@ -95,7 +95,7 @@ EXAMPLES = [np.arange(4, dtype=np.float32)]
 
 def test_a_run_that_is_stopped_is_evaluated_at_its_end(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "stop"
-    for do in (lambda run: run.stop("enough"), lambda run: path.touch()):
+    for do in (lambda run: run.stop("enough"), lambda run: run.stop(None), lambda run: path.touch()):
         run = train(
             10**7,
             log_every=10,

@@ -46,7 +46,7 @@ class Callback:
         """Called for each logging interval, *one interval later*: by then the values are there, and no step waits.
 
         Args:
-          run: ``run.step`` is further on already.
+          run: ``run.step`` may be further on already.
           step: the step whose numbers these are.
           values: the numbers of that step, the metrics of the interval, and ``examples_per_second``.
         """

@@ -74,7 +74,7 @@ class TrainingRun:
 
         With several workers a call on one of them is enough; all end after the same step.
         """
-        self._request(why)
+        self._request(str(why))
 
     def time_table(self) -> str:
         """A table of where the time went, as text; it adds up to the wall time of all attempts."""
