@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
@@ -154,7 +153,15 @@ class _Slices:
         return int(self._length)
 
     def __getitem__(self, index: int) -> Any:
-        return jax.tree_util.tree_unflatten(self._tree, [copy.copy(leaf[index]) for leaf in self._leaves])
+        return jax.tree_util.tree_unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+
+
+class _Examples(_Slices):
+    """Slices as copies, which a program may change."""
+
+    def __getitem__(self, index: int) -> Any:
+        leaves = [leaf[index].copy() if leaf.ndim > 1 else leaf[index] for leaf in self._leaves]
+        return jax.tree_util.tree_unflatten(self._tree, leaves)
 
 
 def numpy_examples(arrays: Any) -> Any:
@@ -162,7 +169,7 @@ def numpy_examples(arrays: Any) -> Any:
     stacked = jax.tree_util.tree_map_with_path(
         _stacked_list, registered(arrays), is_leaf=lambda node: isinstance(node, list)
     )
-    return grain.MapDataset.source(_Slices(stacked))
+    return grain.MapDataset.source(_Examples(stacked))
 
 
 def _stacked_list(path: Any, leaf: Any) -> Any:
