@@ -290,7 +290,13 @@ def test_one_replica_counts_as_many_do() -> None:
     replica = context()
     assert replica.all_reduce("mean", 3).dtype == jnp.float32
     assert replica.all_reduce("sum", True).dtype == jnp.int32
-    assert replicax.OneDeviceStrategy("cpu:0").reduce("mean", jnp.int32(3)).dtype == jnp.float32
+    strategy = replicax.OneDeviceStrategy("cpu:0")
+    assert strategy.reduce("mean", jnp.int32(3)).dtype == jnp.float32
+    assert strategy.reduce("sum", jnp.array(True)).dtype == jnp.int32
+    assert strategy.reduce("mean", jnp.zeros((0, 2)), axis=0).tolist() == [0, 0]
+    with strategy.scope():
+        own = replicax.Variable(jnp.ones(2), name="own", synchronization="on_read", aggregation="sum")
+    assert isinstance(strategy.gather(own, axis=0), jax.Array)
 
 
 def test_reduce_of_a_tree_is_one_all_reduce(pair: replicax.Strategy) -> None:

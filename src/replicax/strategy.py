@@ -292,15 +292,14 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`.
           value: a pytree with ``PerReplica`` leaves, such as ``run`` returns.
           axis: dims of one replica's array to reduce along as well, usually 0, the batch. MEAN is then the sum
-            of all entries divided by their number: batches of 4 and 2 are divided by 6. ``None`` reduces
-            across replicas only, and needs components of one shape.
+            of all entries divided by their number: batches of 4 and 2 are divided by 6; without entries it is 0.
+            ``None`` reduces across replicas only, and needs components of one shape.
 
         Returns:
           The same pytree of plain arrays. The mean of integers is a float.
 
         A leaf that is not ``PerReplica`` is shared by all n replicas. With several replicas MEAN returns it and SUM
-        is an error, since it is not clear whether it counts once or n times; with one replica both
-        return it.
+        is an error, since it is not clear whether it counts once or n times; with one replica it is that replica's.
 
         Raises:
           ValueError: unknown op; an axis out of range; a shared value with SUM; different shapes that ``axis`` leaves.

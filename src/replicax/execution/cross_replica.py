@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
+from replicax.collectives import Communicator, ReduceOp, SingleReplica, check_other_dims, checked_axes, divide, summable
 from replicax.communication import CommunicationOptions
 from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array, check_numbers
@@ -128,8 +128,6 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
                 )
             checked_axes(axis, np.shape(leaf), "gather")
     ours = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
-    if not ours:
-        return value
     for leaf in ours:
         _check_dim_is_known(leaf, axis, "strategy.gather")
         if (shapes := _shapes(leaf)) is not None:
@@ -146,7 +144,7 @@ def gather(programs: ProgramCache, value: Any, axis: int) -> Any:
         _examples_only(whole, v, is_joined=v.dim in (axis, axis + whole.ndim))
         for whole, v in zip(gathered, ours, strict=True)
     )
-    results = [next(wholes) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+    results = [next(wholes) if isinstance(leaf, PerReplica) else as_arrays(leaf) for leaf in leaves]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
@@ -340,15 +338,11 @@ def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> An
             f"{n} replicas share; it is not clear whether it counts once or {n} times. Use it as it is, multiply it "
             f"by {n}, or reduce with 'mean', which returns it."
         )
-    if axis is None:
-        value = value.read_value() if isinstance(value, Variable) else value
-        counts = op is ReduceOp.MEAN and n == 1 and isinstance(value, (jax.Array, np.ndarray))
-        if counts and not jnp.issubdtype(value.dtype, jnp.inexact) and value.dtype != jax.dtypes.float0:
-            return divide(as_array(value, f"{what}: the value"), 1)
+    value = as_arrays(value)
+    counts = n == 1 and isinstance(value, (jax.Array, np.ndarray)) and value.dtype != jax.dtypes.float0
+    if axis is None and not (counts and not jnp.issubdtype(value.dtype, jnp.inexact)):
         return value
-    array = as_array(value, f"{what}: the value")
-    axes = checked_axes(axis, array.shape, "reduce")
-    return jnp.sum(array, axes) if op is ReduceOp.SUM else jnp.mean(array, axes)
+    return _reduce_local(op, [as_array(value, f"{what}: the value")], axis, SingleReplica(), None, what)[0]
 
 
 def _reduce_local(
