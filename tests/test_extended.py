@@ -157,6 +157,7 @@ def test_broadcast_of_what_differs(pair, executor) -> None:
     with pytest.raises(TypeError, match="reduce it first"):
         merged(pair, lambda s, x: s.extended.broadcast_to(x), ids(pair), options=replicax.RunOptions(executor))
     assert float(merged(pair, lambda s, x: s.extended.broadcast_to(s.reduce("sum", x)), ids(pair))) == 3.0
+    assert merged(pair, lambda s: s.extended.broadcast_to(2.0), options=replicax.RunOptions(executor)).shape == ()
 
 
 # --- update, update_non_slot ----------------------------------------------------------------------------
@@ -276,18 +277,21 @@ def test_update_wants_values_that_all_share(pair, executor) -> None:
     assert float(v) == 1.0
 
 
-def test_update_finds_what_differs_behind_its_back(pair) -> None:
-    v = make(pair)
-    held = []
-
+@executors
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda e, x: e.update_non_slot(e.parameter_devices, lambda y: y + 1, args=(x,)), r"args\[0\]"),
+        (lambda e, x: e.broadcast_to(x), "the value"),
+    ],
+    ids=["update_non_slot", "broadcast_to"],
+)
+def test_what_differs_is_found_behind_the_back(pair, executor, call, what) -> None:
     def step(x):
-        held.append(x)
-        return replicax.get_replica_context().merge_call(
-            lambda s: s.extended.update_non_slot(s.extended.non_slot_devices([v]), lambda y: y + 1, args=(held[-1],))
-        )
+        return replicax.get_replica_context().merge_call(lambda s: call(s.extended, x))
 
-    with pytest.raises(replicax.errors.LocalityError, match=r"update_non_slot: args\[0\] differs between replicas"):
-        pair.run(step, args=(ids(pair),))
+    with pytest.raises(replicax.errors.LocalityError, match=rf"{what} differs between replicas"):
+        pair.run(step, args=(ids(pair),), options=replicax.RunOptions(executor))
 
 
 @pytest.mark.parametrize(

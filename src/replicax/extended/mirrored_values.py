@@ -23,8 +23,10 @@ def mirrored(tree: Any, method: str, what: str = "") -> Any:
         name = what + jax.tree_util.keystr(path) if what or path else "the value"
         if isinstance(leaf, PerReplica):
             raise TypeError(f"{method}: {name} is {leaf!r}, one value for each replica: reduce it first")
-        if isinstance(leaf, jax.core.Tracer):
-            [leaf] = store.expect([leaf], frozenset({T}), f"{method}: {name} differs between replicas: reduce it first")
+        if isinstance(leaf, jax.Array):
+            problem = f"{method}: {name} differs between replicas: reduce it first"
+            [marked] = store.expect([leaf], frozenset({T}), problem)
+            return marked if isinstance(leaf, jax.core.Tracer) else leaf  # a constant stays one
         return leaf
 
     return jax.tree_util.tree_map_with_path(one, registered(tree), is_leaf=is_leaf)

@@ -11,6 +11,7 @@ from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.communication import CommunicationOptions, checked_options
 from replicax.devices.arrays import put
+from replicax.devices.host_values import as_array
 from replicax.devices.mesh import mirrored_sharding
 from replicax.execution import cross_replica
 from replicax.execution.cache import ProgramCache
@@ -40,12 +41,12 @@ class Reducing:
         Args:
           reduce_op: ``"sum"``, ``"mean"`` or a :class:`ReduceOp`; or ``"only_first_replica"``, for replica 0's value.
           value: a pytree with ``PerReplica`` leaves, with components of one shape.
-          destinations: a variable or a ``PerReplica`` (for all its devices), a device, its name, a list of these, or
-            ``None`` for all replicas' devices.
+          destinations: a device, its name, a list of these, or a variable (for its parameter device, if it has one);
+            ``None``, another variable or a ``PerReplica`` for all replicas' devices.
           options: :class:`CommunicationOptions`.
 
         Returns:
-          The pytree of plain arrays, mirrored; placed like the variable if ``destinations`` is one.
+          The pytree of plain arrays, mirrored.
 
         Raises:
           ValueError: as :meth:`Strategy.reduce`; inside a step, other devices than the replicas'.
@@ -129,10 +130,11 @@ class Reducing:
           destinations: as in :meth:`reduce_to`; by default all replicas' devices.
 
         Returns:
-          The pytree of arrays, mirrored; placed like the variable if ``destinations`` is one.
+          The pytree of arrays, mirrored.
 
         Raises:
           TypeError: ``tensor`` is a ``PerReplica`` value, which has a value for each replica.
+          LocalityError: inside a step, a value that differs between replicas.
           ContextError: called inside a replica.
 
         >>> import replicax
@@ -141,13 +143,15 @@ class Reducing:
         [0, 1]
         """
         context.check_cross_replica(self.replicas, "extended.broadcast_to")
-        mirrored(tensor, "extended.broadcast_to")
+        tensor = mirrored(tensor, "extended.broadcast_to")
         where = destination(self.replicas, destinations, "extended.broadcast_to")
-        if context.in_step():
-            return tensor
-        context.check_present(self.replicas, "extended.broadcast_to")
+        is_there = context.in_step()
+        if not is_there:
+            context.check_present(self.replicas, "extended.broadcast_to")
         where = mirrored_sharding(self.replicas.mesh) if where is None else where
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: put(leaf, where, where=f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"),
-            registered(tensor),
-        )
+
+        def placed(path: Any, leaf: Any) -> Any:
+            name = f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"
+            return as_array(leaf, name) if is_there else put(leaf, where, where=name)
+
+        return jax.tree_util.tree_map_with_path(placed, registered(tensor))
