@@ -49,8 +49,8 @@ def value_and_grad(
       The gradients have the structure of ``variables``; each has the shape and dtype of its variable.
 
     Raises:
-      TypeError: there is no variable in ``variables``, an array or number in a list of them, or a variable whose dtype
-        has no gradient; the loss is not a float scalar.
+      TypeError: ``variables`` has leaves but no variable, a JAX array among them, or a variable whose dtype has no
+        gradient; the loss is not a float scalar.
       ValueError: a variable is listed twice; ``unconnected_gradients`` is neither.
       LocalityError: the loss is mirrored, usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the sum of the gradients would be n times too large.

@@ -47,7 +47,7 @@ class FixedShardsPartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MinSizePartitioner:
-    """As many pieces as possible, none smaller than a minimum; only the last piece may be smaller.
+    """As many pieces as a minimum size goes into the variable's; the last ones may be smaller or empty.
 
     Attributes:
       min_shard_bytes: the smallest size of a piece.
