@@ -158,6 +158,11 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
         export(lambda x: x, 8)
     with pytest.raises(TypeError, match="got <Variable 'v'"):
         export(lambda x: x, v)
+    nnx = pytest.importorskip("flax.nnx")
+    with pytest.raises(replicax.errors.TraceError, match=r"assigns an array of the model.*model\.eval\(\)"):
+        export(functools.partial(lambda model, x: model(x), nnx.Dropout(0.5, rngs=nnx.Rngs(0))))
+    with pytest.raises(TypeError, match=r"platforms must be a list of names, as \['cuda'\], got a string"):
+        replicax.models.export(lambda x: x, spec, path, platforms="cuda")
     with pytest.raises(TypeError, match="step must be callable"):
         export(3)
     with pytest.raises(replicax.errors.ContextError, match="inside a step"):

@@ -15,6 +15,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -291,6 +292,11 @@ WRONG: dict[str, tuple[Callable[[pathlib.Path], Any], type[Exception], str]] = {
         FileNotFoundError,
         r"has neither model.safetensors nor model.safetensors.index.json; it has 0.json, .*, 4.json$",
     ),
+    "no files": (
+        lambda f: [file.unlink() for file in f.iterdir()],
+        FileNotFoundError,
+        r"has neither model.safetensors nor model.safetensors.index.json; it has no files$",
+    ),
     "another shape": (
         lambda f: rewritten(f, lambda t: t.update({"model.embed.weight": np.zeros((12, 6), np.float32)})),
         ValueError,
@@ -434,6 +440,9 @@ def test_two_arrays_of_one_path(tmp_path: pathlib.Path) -> None:
     tree = {"a/b": np.zeros(2, np.float32), "a": {"b": np.ones(2, np.float32)}}
     with pytest.raises(ValueError, match="two arrays have the path a/b: rename one"):
         safetensors.save(tmp_path, tree)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="tree, of the class Optimizer, has no variables and arrays"):
+        safetensors.save(tmp_path, replicax.Optimizer(optax.sgd(0.1)))
     assert list(tmp_path.iterdir()) == []
     safetensors.save(tmp_path, {**tree, "a/b": "not an array"})
     with pytest.raises(ValueError, match="two arrays have the path a/b: rename one"):

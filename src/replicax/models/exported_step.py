@@ -56,8 +56,8 @@ def export(
 
     Raises:
       TypeError: the step can't be called, or returns something else than arrays; ``spec`` has no shapes; ``path`` is
-        not a path.
-      TraceError: the step assigns a variable.
+        not a path, or ``platforms`` a string.
+      TraceError: the step assigns a variable, or an array of a model that is bound to it.
       ContextError: called inside a step.
       ImportError: the package flatbuffers is not installed, in which JAX writes programs.
       Exception: as ``jax.export`` raises for what it can't export, such as callbacks.
@@ -79,6 +79,8 @@ def export(
         raise ContextError(
             "replicax.models.export was called inside a step: call it outside, when the model is trained"
         )
+    if isinstance(platforms, str):
+        raise TypeError(f"replicax.models.export: platforms must be a list of names, as [{platforms!r}], got a string")
     check_installed("replicax.models.export", "flatbuffers", "export")
     file = pathlib.Path(checked_path(path, "replicax.models.export(path=…)"))
     specs = _specs(spec, any_batch)
@@ -86,7 +88,12 @@ def export(
 
     def predict(*batch: Any) -> Any:
         with use_store(store), context.alone():
-            returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
+            try:
+                returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
+            except ValueError as error:
+                if "read-only" not in str(error):  # as NumPy says of an array that is bound to the step
+                    raise
+                raise store.assigning("an array of the model that is bound to it") from error
             leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
             return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
@@ -117,9 +124,13 @@ class _Weights(ConcreteStore):
         return jnp.asarray(self._values[variable])
 
     def write(self, variable: Variable, value: Any, error_unless_mirrored: str | None) -> NoReturn:
-        raise TraceError(
-            f"{self.name} assigns {variable.describe()}, and what is exported is a prediction, which changes nothing: "
-            "leave metrics, and the updates of batch statistics, out of it"
+        raise self.assigning(variable.describe())
+
+    def assigning(self, what: str) -> TraceError:
+        """The error for a step that assigns ``what``."""
+        return TraceError(
+            f"{self.name} assigns {what}, and what is exported is a prediction, which changes nothing: leave metrics, "
+            "and the updates of batch statistics and random streams, out of it (Flax NNX: model.eval())"
         )
 
     def copies(self, variable: Variable) -> PerReplica:

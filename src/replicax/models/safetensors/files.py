@@ -48,10 +48,10 @@ def tensors_at(path: pathlib.Path) -> dict[str, Tensor]:
     if path.is_dir() and (path / SINGLE).exists():
         return _tensors_in(path / SINGLE)
     if not index.exists():
-        names = ", ".join(sorted(file.name for file in path.iterdir())[:5]) if path.is_dir() else ""
-        raise FileNotFoundError(
-            f"there is no {path}" if not names else f"{path} has neither {SINGLE} nor {INDEX}; it has {names}"
-        )
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no {path}")
+        names = ", ".join(sorted(file.name for file in path.iterdir())[:5])
+        raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}; it has {names or 'no files'}")
     if index.suffix != ".json":
         return _tensors_in(index)
     try:

@@ -43,7 +43,7 @@ def save(
     Raises:
       FileExistsError: there are weights in ``folder``.
       TypeError: it is not a path, or ``dtype`` is no float dtype.
-      ValueError: two values have one name, or a value has none.
+      ValueError: ``tree`` has no values, two have one name, or one has none.
       CheckpointError: the files can't be written; none is left.
       ContextError: called inside a step.
       ImportError: the package safetensors is not installed.
@@ -60,6 +60,10 @@ def save(
     folder = checked_path(folder, "safetensors.save(folder)")
     most = checked_integer(max_file_bytes, "safetensors.save: max_file_bytes")
     leaves, leaves_by_path, _ = leaves_of(tree)
+    if not leaves_by_path:
+        raise ValueError(
+            f"safetensors.save: tree, of the class {type(tree).__name__}, has no variables and arrays"
+        )
     lockstep = lockstep_of(leaves)
     where, is_chief = pathlib.Path(folder), lockstep.workers.index == 0
     writer = _Writer(where)
