@@ -61,9 +61,7 @@ def save(
     most = checked_integer(max_file_bytes, "safetensors.save: max_file_bytes")
     leaves, leaves_by_path, _ = leaves_of(tree)
     if not leaves_by_path:
-        raise ValueError(
-            f"safetensors.save: tree, of the class {type(tree).__name__}, has no variables and arrays"
-        )
+        raise ValueError(f"safetensors.save: tree, of the class {type(tree).__name__}, has no variables and arrays")
     lockstep = lockstep_of(leaves)
     where, is_chief = pathlib.Path(folder), lockstep.workers.index == 0
     writer = _Writer(where)
