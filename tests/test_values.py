@@ -44,6 +44,8 @@ def test_components_lie_on_their_replicas_devices(pair: replicax.Strategy) -> No
     "use",
     [
         lambda x: x + 1,
+        lambda x: round(x, 3),
+        lambda x: 1 in x,
         lambda x: 1 - x,
         lambda x: x @ x,
         lambda x: -x,
@@ -204,6 +206,8 @@ def test_a_worker_has_the_components_of_its_own_replicas() -> None:
     assert (value.values, value.replicas, value.count) == ((1, 2), (2, 3), 5)
     assert repr(value) == "PerReplica(2: 1, 3: 2; 5 replicas)"
     assert unwrap({"x": value}, replica=3) == {"x": 2}
+    with pytest.raises(ValueError, match=r"one of this worker's, \(2, 3\), got 0"):
+        unwrap({"x": value}, replica=0)
     with pytest.raises(ValueError, match=r"replica 2 has PyTreeDef\(\{'a': \*\}\), replica 3 has PyTreeDef\(\*\)"):
         regroup([{"a": 1}, 2], replicas=(2, 3), count=5)
 

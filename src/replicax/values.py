@@ -279,7 +279,8 @@ class PerReplica:
     __array__ = __bool__ = __float__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __getitem__ = __len__ = __iter__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __abs__ = __round__ = _refuse
+    __getitem__ = __len__ = __iter__ = __contains__ = _refuse
 
 
 _NO_ARRAY = (
@@ -421,7 +422,8 @@ USE_LEAVES = (
 def unwrap(tree: Any, replica: int) -> Any:
     """The pytree of one replica: its component of each ``PerReplica``; other leaves unchanged.
 
-    The replica must be one of this worker's.
+    Raises:
+      ValueError: it is no replica of this worker.
 
     >>> from replicax.values import regroup, unwrap
     >>> unwrap(regroup([{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]), replica=1)
@@ -436,6 +438,8 @@ def unwrap(tree: Any, replica: int) -> Any:
 
 def component(value: PerReplica, replica: int) -> Any:
     """The component of one of this worker's replicas."""
+    if replica not in value.replicas:
+        raise ValueError(f"replica must be one of this worker's, {value.replicas}, got {replica!r}")
     return value.values[value.replicas.index(replica)]
 
 

@@ -14,8 +14,8 @@ from replicax.strategy import Strategy
 class DefaultStrategy(Strategy):
     """One replica on JAX's default device; :func:`replicax.get_strategy` returns it outside every scope.
 
-    There is only one such strategy. Code written for strategies works under it unchanged, even outside ``run``:
-    variables are read and assigned at once, and collectives return their operands.
+    That is always the same one; the constructor makes another. Code written for strategies works under it unchanged,
+    even outside ``run``: variables are read and assigned at once, and collectives return their operands.
 
     >>> import replicax
     >>> replicax.get_strategy()
