@@ -1,8 +1,8 @@
 """The named errors of Replicax.
 
 Each is a subclass of the built-in exception that a caller would expect, so ``except ValueError`` works
-where the meaning is "this input is wrong". Every other error of Replicax is a plain ``ValueError``,
-``TypeError`` or ``RuntimeError``. All are raised before anything runs, and leave every variable unchanged.
+where the meaning is "this input is wrong". Every other error of Replicax is a built-in exception. Those that a
+step's Python causes are raised before the step runs, and leave every variable unchanged.
 
 Two kinds of errors occur while a program runs, and are not Replicax's: an exception in a host callback
 (``jax.pure_callback``, ``io_callback``, ``jax.debug.callback``), and a NaN that ``jax.debug_nans`` has found.

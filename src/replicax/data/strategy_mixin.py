@@ -26,9 +26,9 @@ class InputMixin:
         """Feed the replicas from ``dataset``, whose elements are *global* batches.
 
         Args:
-          dataset: a Grain ``MapDataset``, ``IterDataset`` or ``DataLoader``; any re-iterable, or generator function, of
-            pytrees of NumPy arrays; or one such pytree, whose slices along dim 0 are the batches. Dim 0 of every
-            array of a batch is divided over the replicas in order: 5 over 4 replicas as 2, 2, 1, 0.
+          dataset: one of Grain, tf.data, PyTorch or Hugging Face; any re-iterable, or generator function, of pytrees of
+            NumPy arrays; or one such pytree, whose slices along dim 0 are the batches. Dim 0 of every array of a batch
+            is divided over the replicas in order: 5 over 4 replicas as 2, 2, 1, 0.
           options: what each worker reads, what to do with a last batch that is not full, and how far to read ahead;
             see :class:`InputOptions`.
 
