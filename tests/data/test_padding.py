@@ -80,9 +80,16 @@ def test_the_mean_over_six_of_eight_has_the_denominator_six(pair) -> None:
     assert repr(last) == "PerReplica(float32[4], 2 replicas, 6 of 8 rows are examples: [1. 2. 3.], [4. 5. 6.])"
 
 
-def test_an_element_that_is_larger_than_the_first_has_no_room(pair) -> None:
-    elements = pair.distribute_dataset([FULL[:6], FULL], InputOptions(partial_batch="pad"))
-    with pytest.raises(ValueError, match="element 1 has 4 examples for a replica, after elements of 3: .* no more"):
+@pytest.mark.parametrize(
+    ("partial", "message"),
+    [
+        ("pad", "element 1 has 4 examples for a replica, after elements of 3: .* no more"),
+        ("drop", "element 1 has 8 examples, after elements of 6: .* no more. Put a full one first"),
+    ],
+)
+def test_an_element_that_is_larger_than_the_first_has_no_room(pair, partial, message) -> None:
+    elements = pair.distribute_dataset([FULL[:6], FULL], InputOptions(partial_batch=partial))
+    with pytest.raises(ValueError, match=message):
         list(elements)
 
 

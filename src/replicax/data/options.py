@@ -30,7 +30,9 @@ class AutoShardPolicy(enum.Enum):
 
 
 class PartialBatch(enum.Enum):
-    """The treatment of a batch that does not give every replica as much as a full one does.
+    """The treatment of a batch that does not give every replica as much as a full one does, such as the first.
+
+    With PAD and DROP a larger one is an error.
 
     >>> import replicax
     >>> replicax.InputOptions(partial_batch="pad").partial_batch

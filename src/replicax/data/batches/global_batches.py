@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from replicax.data.batches.local_batches import (
@@ -79,7 +79,7 @@ class GlobalBatches:
             if element is None:
                 self._is_over = True
             elif self._division.partial is PartialBatch.DROP and element.sizes != self._rows:
-                continue
+                self._check_not_larger(element, sum)
             else:
                 if self._division.partial is PartialBatch.PAD:
                     element = self._filled_element(element)
@@ -160,13 +160,18 @@ class GlobalBatches:
 
     def _filled_element(self, element: HostBatch) -> HostBatch:
         assert self._rows is not None
-        rows = max(self._rows)
-        if max(element.sizes) > rows:
+        self._check_not_larger(element, max, " for a replica")
+        return dataclasses.replace(element, filled=self._filler.filled(element.parts, max(self._rows)))
+
+    def _check_not_larger(self, element: HostBatch, size: Callable[[Iterable[int]], int], of: str = "") -> None:
+        """Raise if an element has more examples than a full one, which the first is taken for."""
+        assert self._rows is not None
+        if size(element.sizes) > size(self._rows):
             raise ValueError(
-                f"{self._where()} has {max(element.sizes)} examples for a replica, after elements of {rows}: "
-                "partial_batch='pad' fills up to the size of a full batch, and has room for no more"
+                f"{self._where()} has {size(element.sizes)} examples{of}, after elements of {size(self._rows)}: "
+                f"partial_batch={self._division.partial.value!r} takes the first element for a full one, and takes no "
+                "more. Put a full one first, or pass partial_batch='exact'."
             )
-        return dataclasses.replace(element, filled=self._filler.filled(element.parts, rows))
 
     def _where(self) -> str:
         return f"element {self._position}"
