@@ -185,7 +185,7 @@ ENTRY %main (x: f32[8]) -> f32[16] {{
   %s = {start}
   ROOT %d = f32[16] {done}(%s)
 }}"""
-    assert cost_of(parse(text)) == Cost(matrix_flops=0, other_flops=0, bytes=4 * (8 + 16), launches=1)
+    assert cost_of(parse(text)) == Cost(matrix_flops=0, other_flops=0, bytes=4 * (8 + 16), unknown_loops=(), launches=1)
 
 
 def test_a_slice_that_is_copied_into_memory_near_by_is_read_and_nothing_else() -> None:

@@ -40,6 +40,21 @@ def test_products_fill_tiles_and_waves() -> None:
     assert seconds_of_product(Product(2, 9, 129, 4, "bf16"), TPU) == 2 * 2 * 16 * 256 * 8 / 1e15
 
 
+@pytest.mark.parametrize(
+    ("shape", "waves", "tile", "share", "depth"),
+    [
+        ((1, 16896, 8192, 8192), 32, 256 * 128, 1.0, 8192),
+        ((1, 1536, 1408, 1000), 1, 128 * 128, 0.93, 1000),
+        ((3, 512, 704, 500), 1, 128 * 64, 0.8, 500),
+        ((1, 704, 768, 500), 1, 64 * 64, 0.62, 500),
+        ((1, 256, 128, 8192), 1, 64 * 64, 0.62, 8192 / 8),
+    ],
+)
+def test_products_take_waves_of_tiles(shape, waves, tile, share, depth) -> None:
+    expected = waves * 2 * tile * (depth + 96) / (1e15 / 132 * share)
+    assert seconds_of_product(Product(*shape, "bf16"), GPU) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("dtype", "times"), [("bf16", 1), ("f16", 1), ("f32", 2), ("f8e4m3fn", 0.5), ("f64", 16)])
 def test_products_take_longer_in_wider_dtypes(dtype: str, times: float) -> None:
     narrow = seconds_of_product(Product(1, 4096, 4096, 4096, "bf16"), GPU)

@@ -55,8 +55,8 @@ class Cost:
     matrix_flops: int
     other_flops: int
     bytes: int
-    unknown_loops: tuple[str, ...] = ()
-    launches: int = 0
+    unknown_loops: tuple[str, ...]
+    launches: int
 
 
 def cost_of(*modules: Module) -> Cost:
