@@ -142,6 +142,27 @@ def test_a_place_that_is_set_ends_the_thread_before(pair) -> None:
         wait_until(lambda: len(set(threading.enumerate()) - before) == 1)
 
 
+def test_an_iterator_of_the_user_is_closed_once(pair) -> None:
+    closed = []
+
+    class Batches:
+        def __next__(self):
+            return np.zeros(4)
+
+        def close(self):
+            closed.append(self)
+
+        def __iter__(self):
+            return self
+
+    iterator = iter(pair.distribute_dataset(lambda: Batches()))
+    next(iterator)
+    iterator.close()
+    del iterator
+    gc.collect()
+    assert len(closed) == 1
+
+
 def test_a_closed_iterator_says_so(pair) -> None:
     iterator = iter(pair.distribute_dataset(Slow()))
     next(iterator)

@@ -193,10 +193,11 @@ def test_files_may_lie_in_other_directories_on_each_worker_and_later(tmp_path, p
 
 def test_of_records_that_are_batches_several_workers_leave_a_rest_that_others_can_not_take_over(folders) -> None:
     files = folders("txt", [4, 4, 4, 4])
-    one, two = (
-        Run(lambda context: replicax.data.text_lines(files).map(lambda line: np.full(5, int(line))), workers)
-        for workers in (1, 2)
+    one, two, same = (
+        Run(lambda _: replicax.data.text_lines(files).map(lambda line: np.full(5, int(line))), workers, 1, options)
+        for workers, options in ((1, None), (2, None), (2, InputOptions(auto_shard_policy="data")))
     )
+    assert "resume with any number of workers and replicas, and other batch sizes" in repr(same.datasets[0])
     assert "resume with any number of workers and replicas, and other batch sizes" in repr(one.datasets[0])
     assert "resume with as many workers only: the rest of a batch is left over" in repr(two.datasets[0])
     one.steps(1)

@@ -109,6 +109,12 @@ def test_more_elements_than_there_are_when_they_were_smaller(pair) -> None:
     np.testing.assert_array_equal(pair.gather(last, 0), rows[16:])
 
 
+def test_more_elements_than_examples_where_batches_are_repeated(pair) -> None:
+    with begun(pair.distribute_dataset(grain.MapDataset.range(20).batch(4).repeat(10)), 30) as iterator:
+        iterator.set_state(iterator.get_state())
+        assert len(list(iterator)) == 20
+
+
 def test_a_source_that_has_become_shorter_does_not_look_as_if_it_had_ended(pair) -> None:
     batches = [np.arange(4.0)] * 5
     with begun(pair.distribute_dataset(batches), 4) as iterator:

@@ -373,12 +373,18 @@ def test_what_is_added_across_replicas_is_added_on_the_servers() -> None:
             coordinator.join(WAIT)
 
 
+def only_if_all_are_finite(gradients: Any, _: Any) -> Any:
+    finite = [jnp.isfinite(gradient).all() for gradient in jax.tree_util.tree_leaves(gradients)]
+    return jax.lax.cond(jnp.stack(finite).all(), lambda: gradients, lambda: jax.tree.map(jnp.zeros_like, gradients))
+
+
 @pytest.mark.parametrize(
     ("tx", "parts", "message"),
     [
         (optax.clip_by_global_norm(1.0), 1, r"on several servers: its update of .* depends on variable"),
         (optax.clip_by_block_rms(1.0), 2, "to parts of variable .* as in optax.lamb or optax.adafactor"),
         (optax.apply_if_finite(optax.sgd(0.1), 3), 1, "can't be applied on several servers"),
+        (optax.stateless(only_if_all_are_finite), 1, r"on several servers: its update of variable .* depends on"),
     ],
 )
 def test_an_optimizer_that_needs_the_whole_is_refused_on_several_servers(tx: Any, parts: int, message: str) -> None:

@@ -88,7 +88,7 @@ def examples_in(group: ElementGroup | Single) -> int:
         return math.prod(group.arrays[0].shape[: 2 if group.bare else 3])
     first: Any = jax.tree_util.tree_leaves(registered(group.element), is_leaf=is_leaf)[0]
     if not isinstance(first, PerReplica):
-        return int(first.shape[0]) if first.ndim else 1
+        return math.prod(first.shape[:1])
     form: Any = first.form
     if isinstance(form, Ragged):
         return sum(shape[0] for shape in form.shapes)
