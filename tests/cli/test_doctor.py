@@ -322,8 +322,6 @@ def test_variables_that_are_mistakes(monkeypatch) -> None:
 def in_cluster(monkeypatch: pytest.MonkeyPatch, index: int, *addresses: str) -> list[Finding]:
     task = {"type": "worker", "index": index}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))
-    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-        monkeypatch.delenv(name, raising=False)
     return reachability.check(20)
 
 
@@ -372,14 +370,3 @@ def test_a_worker_0_that_others_would_look_for_on_another_machine(monkeypatch) -
     assert found.startswith(
         "cluster: this process is worker 0, and 192.0.2.1 is no address of this machine → give each"
     )
-
-
-def test_a_proxy_in_the_way(monkeypatch) -> None:
-    in_cluster(monkeypatch, 1, here(), here())
-    monkeypatch.setenv("https_proxy", "http://proxy:1")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    found = told(reachability.check(20), State.WARNING)
-    assert found.startswith("cluster: https_proxy is set, and workers would go through it to 127.0.0.1 → add")
-    monkeypatch.setenv("no_proxy", "example.org, 127.0.0.1")
-    assert told(reachability.check(20), State.WARNING) == ""

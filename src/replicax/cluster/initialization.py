@@ -16,6 +16,8 @@ from replicax.cluster.simple import SimpleClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
+from replicax.system.addresses import host_and_port
+from replicax.system.environment import environment_defaults
 
 DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other at the start, by default."""
@@ -90,15 +92,18 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
     bind = bind_address(group)
     run_preflight(group, bind, started + min(seconds, 1e9))
     left = max(_AFTER_PREFLIGHT, min(seconds, 1e6) - (time.monotonic() - started))
-    jax.distributed.initialize(
-        group.coordinator,
-        num_processes=group.count,
-        process_id=group.index,
-        coordinator_bind_address=bind,
-        initialization_timeout=math.ceil(left),
-        # The cluster that JAX detects determines a process' devices, too; don't use it for another cluster.
-        cluster_detection_method=None if group.is_detected else "deactivate",
-    )
+    # The workers have reached the coordinator without a proxy. JAX's client would take one, and JAX warns of it.
+    jax.config.update("jax_check_proxy_envs", False)
+    with environment_defaults({"no_grpc_proxy": host_and_port(group.coordinator, "the coordinator")[0]}):
+        jax.distributed.initialize(
+            group.coordinator,
+            num_processes=group.count,
+            process_id=group.index,
+            coordinator_bind_address=bind,
+            initialization_timeout=math.ceil(left),
+            # The cluster that JAX detects determines a process' devices, too; don't use it for another cluster.
+            cluster_detection_method=None if group.is_detected else "deactivate",
+        )
 
 
 def _check_agrees(told: WorkerGroup | None) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import time
-import urllib.request
 
 from replicax.cli.diagnosis.check_runner import run_concurrently
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
@@ -31,7 +29,7 @@ def check(seconds: float) -> list[Finding]:
     data = {"workers": group.count, "worker": group.index, "coordinator": group.coordinator, "source": group.source}
     if group.count == 1:
         return [ok("cluster", what, **data)]
-    return [ok("cluster", what, **data), *_coordinator(group), *_proxies(group), *_hosts(group, seconds)]
+    return [ok("cluster", what, **data), *_coordinator(group), *_hosts(group, seconds)]
 
 
 def _coordinator(group: WorkerGroup) -> list[Finding]:
@@ -54,17 +52,6 @@ def _coordinator(group: WorkerGroup) -> list[Finding]:
         what = f"this process is worker 0, and {host} is no address of this machine"
         return [warning("cluster", what, "give each process a number of its own, unless the address leads here")]
     return []
-
-
-def _proxies(group: WorkerGroup) -> list[Finding]:
-    proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
-    if not proxies:
-        return []
-    host, _ = host_and_port(group.coordinator, "the coordinator")
-    if urllib.request.proxy_bypass(host):  # by no_proxy or NO_PROXY
-        return []
-    to_do = f"add the workers' hosts to no_proxy, or unset {proxies[0]}"
-    return [warning("cluster", f"{proxies[0]} is set, and workers would go through it to {host}", to_do)]
 
 
 def _hosts(group: WorkerGroup, seconds: float) -> list[Finding]:
