@@ -237,7 +237,7 @@ def get_variable(
 
 
 def trainable_variables() -> list[Variable]:
-    """The variables that :func:`get_variable` has created for the current strategy: a list of ``replicax.Variable``."""
+    """The trainable variables of the current strategy that :func:`get_variable` has made: ``replicax.Variable`` s."""
     return [v for v, _ in _names_of(context.get_strategy()).values() if v.trainable]
 
 

@@ -47,8 +47,9 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     statistics, counters) goes on from one to the next. Only ``apply_gradients`` waits: gradients are added up, and
     after the last micro-batch they are summed over the replicas and applied, in one all-reduce. A batch that is not
     divisible by ``parts`` is padded; :func:`replicax.compute_average_loss` and metrics leave the padding out, and count
-    the examples of the whole batch, so the loss has to end in ``compute_average_loss``, with a loss for each example
-    (or in :func:`replicax.as_share`, of sums that leave padding out by ``get_replica_context().example_mask``).
+    the examples of the whole batch. So the loss has to end in ``compute_average_loss``, with a loss for each example,
+    or in :func:`replicax.as_share`. Sums of your own, also returned ones, include padding, unless you leave it out by
+    ``get_replica_context().example_mask``.
 
     Args:
       step: returns numbers, or a pytree of numbers. Those that depend on the examples, or are shares
@@ -61,6 +62,7 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
       ValueError: ``parts`` is not an int of at least 1. In the step: no array to split; arrays of different lengths;
         what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments, or is not
         called.
+      TypeError: ``mean`` is one key, and no list.
       TraceError: in the step: a variable is used that ``apply_gradients``, or the update of an ``nnx.Optimizer``, is to
         change, after it was called.
 
@@ -82,6 +84,8 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     """
     parts = checked_integer(parts, "accumulated(step, parts): parts")
     checked_function(step, "accumulated(step, parts)", "step")
+    if isinstance(mean, str):
+        raise TypeError(f"accumulated(step, parts): mean must be a list of keys, or True, got {mean!r}: [{mean!r}]")
     return step if parts == 1 else AccumulatedStep(step, parts, mean if isinstance(mean, bool) else frozenset(mean))
 
 
