@@ -153,11 +153,12 @@ ENTRY %main (x: bf16[4096,4096], w: f32[4096,4096]) -> bf16[4096,4096] {
         ("jit(f)/mha_backward_by_hand/pallas_call", 3, (5, 4)),  # gradients are known by their number, too
         ("jit(f)/rematted_computation/mha_forward/pallas_call", 1, (2, 2)),
         ("jit(f)/something_else/pallas_call", 1, None),
+        ("jit(f)/jvp(mha_forward)/pallas_call", 0, None),
     ],
 )
 def test_attention_that_is_opaque(name: str, results: int, products: tuple[int, int] | None) -> None:
     array = "bf16[2,512,8,64]{3,2,1,0}"
-    given = f"({', '.join([array] * results)}, f32[2,8,512]{{2,1,0}})"
+    given = f"({', '.join([*[array] * results, 'f32[2,8,512]{2,1,0}'])})"
     module = parse(
         f"ENTRY %main (q: {array}, k: {array}, v: {array}) -> {array} {{\n  %q = {array} parameter(0)\n"
         f"  %k = {array} parameter(1)\n  %v = {array} parameter(2)\n"

@@ -36,6 +36,13 @@ def test_temporaries_that_are_there_at_the_same_time() -> None:
     assert [(b.name, b.count) for b in ranked] == [("slice", 5), ("concatenate", 1)]
 
 
+def test_only_the_largest_temporaries_are_told_apart() -> None:
+    [piece] = [allocation for allocation in allocations(LAYOUT) if allocation.is_temporary]
+    values = [dataclasses.replace(piece.values[0], size=size, offset=1000 * size) for size in range(300)]
+    found = list(compiled_buffers([dataclasses.replace(piece, values=tuple(values))], parse(PROGRAM)))
+    assert [buffer.bytes for buffer in found] == list(range(299, 99, -1))
+
+
 def test_what_a_loop_puts_together_has_the_line_of_the_loop() -> None:
     """Of such an instruction the compiler knows only who has asked for the plan: here, this test."""
     here = sys._getframe().f_lineno

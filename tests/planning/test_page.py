@@ -137,6 +137,7 @@ def test_bars_are_as_long_as_their_words_say(plan) -> None:
     [capacity] = pictures[0].axes[0].lines
     unit = UNITS[pictures[0].axes[0].get_xlabel().split()[0]]
     assert [x * unit for x in capacity.get_xdata()] == pytest.approx([plan.memory.capacity] * 2)
+    assert pictures[0].axes[0].texts[-1].get_position()[0] < capacity.get_xdata()[0]  # its words end before it
     for begin, end, amount in (*memory.values(), *bounds.values(), *step.values()):
         number, unit = amount.split()
         assert end - begin == pytest.approx(float(number.replace(",", "")) * UNITS[unit], rel=0.01)

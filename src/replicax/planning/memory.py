@@ -132,7 +132,7 @@ def compiled_buffers(allocations: Iterable[Allocation], module: Module) -> Itera
             if any(value.offset < v.offset + v.size and v.offset < value.offset + value.size for v in taken):
                 continue
             taken.append(value)
-            if len(taken) > _ENOUGH:
+            if len(taken) >= _ENOUGH:
                 break
         for value in taken:
             instruction = module.instructions.get(value.instruction)

@@ -214,8 +214,8 @@ class _Clock:
 
     def _loop(self, computation: Computation, loop: Instruction, times: int) -> None:
         trips, bodies = trip_count(self._walk.module, computation, loop), loop.called("body")
-        first = 1 if self._busy_until > self._now else 0
-        for repeated in (first, (1 if trips is None else trips) - first):
+        trips = 1 if trips is None else trips
+        for repeated in (min(1, trips), trips - 1):  # the first may still find a collective from before the loop
             if repeated <= 0:
                 continue
             begun, busy = self._now, self._busy_until
