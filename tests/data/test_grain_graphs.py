@@ -323,3 +323,23 @@ def test_an_iterator_whose_constructor_was_interrupted_can_be_closed(begin, kind
     begin(iterator)
     iterator.close()  # as Grain's __del__ does; an error there would be printed
     assert iterator.is_closed
+
+
+LOADER = grain.DataLoader(data_source=range(4), sampler=grain.samplers.IndexSampler(4, num_epochs=1))
+ONE_FILE = [{"files": ["a"], "skip": {}, "state": None}]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReplayIterator(lambda: iter([np.zeros(2)] * 2)),
+        lambda: LoaderIterator(LOADER),
+        lambda: SequenceIterator(lambda part: grain.MapDataset.range(4).to_iter_dataset(), ONE_FILE, False),
+    ],
+)
+def test_an_iterator_that_is_closed_has_no_next_element(make) -> None:
+    iterator = make()
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="was closed, so there is no next element"):
+        next(iterator)

@@ -162,12 +162,14 @@ def test_calls_end_with_an_error_when_ray_has_ended(monkeypatch: pytest.MonkeyPa
         actors.all_results([actors._reply(object)], ["server 0"])
     with pytest.raises(actors.NoRoomError, match="all is full"):
         actors._reply(has_no_room).result(WAIT)
+    connected = actors.Actors()
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     told: list[bool] = []
     reply = actors._reply(has_no_room)
     reply.when_done(lambda: told.append(True))
     assert told == [True]
-    for fails in (lambda: reply.result(WAIT), actors._check_ray):
+    assert actors.Actor(None).call("work", 1, reply) is reply  # what needs a result that is none fails as it does
+    for fails in (lambda: reply.result(WAIT), lambda: connected.start(object, env={}), actors._check_ray):
         with pytest.raises(actors.ActorDiedError, match="^Ray has been shut down$"):
             fails()
 

@@ -190,6 +190,7 @@ def test_collectives_inside_a_step_and_gradients_that_are_reduced_already_are_re
             (lambda: here().all_gather(jnp.ones(1), axis=0), "all_gather was asked for"),
             (lambda: here().merge_call(lambda strategy, x: x, args=(1.0,)), "merge_call was asked for"),
             (lambda: optimizer.apply_gradients([(v * 1.0, v)], aggregate=False), "so none can be reduced already"),
+            (lambda: optimizer.apply_gradients([(v * 1.0, v)], False), "so none can be reduced already"),
         ):
             coordinator.schedule(lambda step=step: strategy.run(step))
             with pytest.raises(replicax.errors.WorkerError, match=message):

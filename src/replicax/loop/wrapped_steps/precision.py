@@ -281,8 +281,6 @@ class _Use:
 
     def note(self, gradients: Sequence[Any]) -> None:
         """Note whether one of these is not finite."""
-        if self._scale is None:
-            return
         floats = [g for g in jax.tree_util.tree_leaves(gradients) if jnp.issubdtype(g.dtype, jnp.inexact)]
         finite = [jnp.all(jnp.isfinite(g)) for g in floats]
         self.overflows.append(~jnp.all(jnp.stack(finite)) if finite else jnp.bool_(False))
