@@ -95,11 +95,11 @@ def test_float32_is_multiplied_with_the_precision_that_the_step_asks_for(chip, d
     assert peak_of(arithmetic_of(main.root, main), chip) == pytest.approx(peak)
 
 
-def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}"):
+def kernel(opcode: str, kind: str = "f32[1000,1000]{1,0}", chip: Chip = GPU):
     text = f"ENTRY %main (x: {kind}) -> {kind} {{\n  %x = {kind} parameter(0)\n  ROOT %y = {kind} {opcode}\n}}"
     module = parse(text)
     main = module.computations["main"]
-    return kernel_of(module, main, main.root, GPU)
+    return kernel_of(module, main, main.root, chip)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,8 @@ def test_kernels_are_told_apart(opcode: str, kind: str) -> None:
     found = kernel(opcode)
     assert (found.kind, found.bound_by, found.bytes) == (kind, "memory", 8_000_000)
     assert found.seconds == pytest.approx(8e6 / 3e12 / EFFICIENCY[kind])
+    launched = kernel(opcode, chip=dataclasses.replace(GPU, launch=1e-6))
+    assert launched.seconds == pytest.approx(found.seconds + 1e-6)
 
 
 def test_a_product_inside_of_a_fusion() -> None:

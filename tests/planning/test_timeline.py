@@ -88,14 +88,17 @@ def test_collectives_wait_for_those_before_them() -> None:
 
 @pytest.mark.parametrize(("source", "target"), [("", "S(1)"), ("S(1)", "")])
 def test_copies_into_memory_near_by_and_out_of_it_take_time(source: str, target: str) -> None:
+    start = f"(f32[1000]{{0:{target}}}, f32[1000]{{0:{source}}}, u32[]{{:S(2)}}) copy-start(%x)"
     module = parse(f"""
 ENTRY %main (x: f32[1000]) -> f32[1000] {{
   %x = f32[1000]{{0:{source}}} parameter(0)
-  %start = (f32[1000]{{0:{target}}}, f32[1000]{{0:{source}}}, u32[]{{:S(2)}}) copy-start(%x)
+  %start = {start}
+  %next = {start}
+  %z = f32[1000]{{0:{target}}} copy-done(%next)
   ROOT %y = f32[1000]{{0:{target}}} copy-done(%start)
 }}""")
     run = ScheduleWalk(module, CHIP, ProgramDevices({"replica": 1})).run(lambda use: 0.0)
-    assert run.seconds == 4000 / CHIP.bandwidth
+    assert run.seconds == run.copying == 2 * 4000 / CHIP.bandwidth  # one after the other
 
 
 def test_the_longer_arm_of_a_branch_counts() -> None:
