@@ -194,7 +194,7 @@ def casts(source: Any, target: Any) -> bool:
     """Whether ``source`` converts to ``target`` within its kind, or to a wider kind."""
     if is_key(source) or is_key(target):
         return bool(source == target)
-    order = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    order: tuple[Any, ...] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, kind in enumerate(order) if jnp.issubdtype(d, kind)) for d in (source, target)]
     return rank[0] <= rank[1]
 

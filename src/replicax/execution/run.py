@@ -352,4 +352,5 @@ class _Debug(contextlib.ContextDecorator):
 
 def default_options() -> RunOptions:
     """The options of a ``run`` that names none."""
-    return _PER_REPLICA if _jax.debugging.get() or jax.config.jax_disable_jit else COMPILED  # type: ignore[attr-defined]
+    is_apart = _jax.debugging.get() or jax.config.jax_disable_jit  # type: ignore[attr-defined, unused-ignore]
+    return _PER_REPLICA if is_apart else COMPILED

@@ -123,8 +123,8 @@ def _least_seconds(module: Module, placement: ProgramDevices, device: Chip, netw
             called, times = calls_of(module, computation, instruction)
             inner = [of_computation(name, is_fused or instruction.opcode == "fusion") for name in called]
             if inner:
-                least = np.min if instruction.opcode == "conditional" else np.sum
-                total += (1 if times is None else times) * least(inner, axis=0)
+                once = np.min(inner, axis=0) if instruction.opcode == "conditional" else np.sum(inner, axis=0)
+                total += (1 if times is None else times) * once
         return total
 
     def of_instruction(computation: Computation, instruction: Instruction, is_fused: bool) -> list[float]:

@@ -104,7 +104,7 @@ class TPUStrategy(Strategy):
     @property
     def num_replicas_per_host(self) -> int:
         """The number of replicas with their first logical device on a host; if hosts differ, the largest number."""
-        return int(np.bincount(self.device_assignment.tasks()[:, 0]).max()) * self._replicas.per_device
+        return int(np.max(np.bincount(self.device_assignment.tasks()[:, 0]))) * self._replicas.per_device
 
     @property
     def _hosts(self) -> list[int]:

@@ -67,7 +67,7 @@ class Topology:
             raise ValueError("Topology: needs mesh_shape and device_coordinates, or serialized")
         mesh = as_coordinates(mesh_shape, "mesh_shape", missing_z=1)
         if mesh.ndim != 1 or (mesh < 1).any():
-            raise ValueError(f"Topology: mesh_shape must be four positive integers, got {mesh_shape}")
+            raise ValueError(f"Topology: mesh_shape must be four positive integers, got {mesh_shape!r}")
         coordinates = as_coordinates(device_coordinates, "device_coordinates")
         if coordinates.ndim != 3 or coordinates.size == 0:
             raise ValueError(

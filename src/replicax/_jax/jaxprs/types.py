@@ -10,7 +10,7 @@ from jax.extend import core as _extend
 
 Jaxpr = _extend.Jaxpr
 # From JAX 0.12 on there is one class for both: a program with the constants that it has closed over, if any.
-ClosedJaxpr: Any = _extend.ClosedJaxpr
+ClosedJaxpr: Any = _extend.ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
 Equation = _extend.JaxprEqn
 Literal = _extend.Literal
 Primitive = _extend.Primitive
