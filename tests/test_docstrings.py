@@ -62,6 +62,14 @@ def test_public_names_are_documented() -> None:
                     assert _documented(value), f"{name}.{member}"
 
 
+def test_help_shows_what_public_names_take() -> None:
+    for name in PUBLIC:
+        obj = pkgutil.resolve_name(name)
+        if callable(obj) and not (inspect.isclass(obj) and issubclass(obj, Exception)):
+            assert str(inspect.signature(obj)) != "(*args, **kwargs)", name
+    assert next(iter(inspect.signature(replicax.Variable).parameters)) == "initial_value"
+
+
 def _examples_of(obj: object) -> str:
     texts = [inspect.getdoc(obj) or ""]
     if inspect.isclass(obj):

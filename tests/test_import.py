@@ -55,7 +55,7 @@ def test_each_public_name_is_declared_listed_and_loaded_alike() -> None:
     tree = ast.parse(pathlib.Path(replicax.__file__).read_text())
     [typed] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     declared = {a.name: n.module for n in typed.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    for package in ("cluster", "data", "errors", "parameter_server", "planning", "variables"):
+    for package in ("cluster", "data", "errors", "loop", "models", "parameter_server", "planning", "variables"):
         assert declared.pop(package) == "replicax"
     assert declared == replicax._LATER
     assert set(replicax.__all__) == {*declared, "EXIT_PREEMPTED"}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         cluster as cluster,
         data as data,
         errors as errors,
+        loop as loop,
+        models as models,
         parameter_server as parameter_server,
         planning as planning,
         variables as variables,
@@ -252,16 +254,18 @@ if importlib.util.find_spec("replicax.backends") is not None:
     registry.backends = _later("backends", "BACKENDS")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        warnings.warn(f"replicax.{name} is now {_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(_MOVED[name]), name)
-    if name not in _LATER:
-        if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}") is not None:
-            return importlib.import_module(f"{__name__}.{name}")
-        raise missing(sys.modules[__name__], name)
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return value
+if not TYPE_CHECKING:  # or a type checker would see no wrong name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MOVED:
+            warnings.warn(f"replicax.{name} is now {_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
+            return getattr(importlib.import_module(_MOVED[name]), name)
+        if name not in _LATER:
+            if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+                return importlib.import_module(f"{__name__}.{name}")
+            raise missing(sys.modules[__name__], name)
+        value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

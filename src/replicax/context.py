@@ -425,7 +425,7 @@ def in_cross_replica_context() -> bool:
     return _current().replica is None
 
 
-def get_replica_context() -> ReplicaContext | None:
+def get_replica_context() -> ReplicaContext | Any:  # a step need not check for None
     """The current :class:`ReplicaContext`; ``None`` in cross-replica context.
 
     >>> import replicax
@@ -437,7 +437,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 def current_replica() -> ReplicaContext:
     """The current :class:`ReplicaContext`, for code that runs in replica context only."""
-    replica = get_replica_context()
+    replica = _current().replica
     assert replica is not None
     return replica
 

@@ -8,7 +8,7 @@ import copy
 import html
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Never, NoReturn
 
 from replicax import _jax, context, data
 from replicax.argument_checks import checked_integer
@@ -152,8 +152,8 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
-        *more: Any,
-        **named: Any,
+        *more: Never,
+        **named: Never,
     ) -> Any:
         """Run ``fn`` once on each replica, as one compiled program for all of them.
 

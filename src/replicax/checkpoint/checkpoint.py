@@ -8,7 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import jax
 
@@ -73,7 +73,7 @@ class Checkpoint:
     ([1.0, 2.0], 3)
     """
 
-    def __init__(self, /, *unnamed: Any, **objects: Any) -> None:
+    def __init__(self, /, *unnamed: Never, **objects: Any) -> None:
         if unnamed:
             raise without_name(unnamed[0])
         if not objects:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,15 @@ from replicax.variables import as_arrays
 from replicax.variables.store import DerivedStore, current_store, use_store
 from replicax.variables.variable import Variable
 
+_Result = TypeVar("_Result")
+
 
 def value_and_grad(
-    fn: Callable[..., Any],
+    fn: Callable[..., _Result],
     variables: Any,
     has_aux: bool = False,
     unconnected_gradients: Literal["zero", "none"] = "zero",
-) -> Callable[..., Any]:
+) -> Callable[..., tuple[_Result, Any]]:
     """A function that computes ``fn`` and its gradient with respect to ``variables``.
 
     Each replica differentiates its own loss. The gradients are not summed over the replicas: each

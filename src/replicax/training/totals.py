@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from replicax.pytrees import registered
 from replicax.user_functions import checked_function, checked_result
 from replicax.variables.store import current_store
 
+_Result = TypeVar("_Result")
 
-def total_of_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
+
+def total_of_shares(fn: Callable[..., _Result]) -> Callable[..., _Result]:
     """Sum ``fn`` over the replicas; the gradient of the result is the gradient of the sum.
 
     Use it for a value that all replicas differentiate alike: the log density of a sampler (HMC, NUTS) or the objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,19 @@ from replicax import _jax
 from replicax.name_hints import NameHints, missing
 from replicax.pytrees import Opaque
 
+if TYPE_CHECKING:
+    from jax import Array as _Array  # whose operators and methods it has, and functions of JAX take it as one
+else:
+    _Array = abc.ABC
 
-class ArrayLike(NameHints, Opaque, abc.ABC):
+
+class ArrayLike(NameHints, Opaque, _Array):
     """An object with a value, which it acts like wherever an array is expected."""
 
     shape: Any
 
     @abc.abstractmethod
-    def read_value(self) -> Any:
+    def read_value(self) -> jax.Array:
         """The value."""
 
     __array_priority__ = 100  # NumPy arrays on the left leave operators to us
@@ -30,10 +35,10 @@ class ArrayLike(NameHints, Opaque, abc.ABC):
     def __jax_array__(self) -> Any:
         return self.read_value()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # type: ignore[override]
         return np.array(self.read_value(), dtype, copy=copy)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> jax.Array:  # type: ignore[override, unused-ignore]
         return self.read_value()[index]
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
@@ -56,29 +61,24 @@ class ArrayLike(NameHints, Opaque, abc.ABC):
             raise TypeError(f"{self!r} is a scalar and has no len()")
         return int(self.shape[0])
 
-    def __getattr__(self, name: str) -> Any:
-        # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable does not define itself.
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if not hasattr(jax.Array, name):
-            otherwise = f"a Variable has no attribute {name!r}, and neither has an array"
-            raise missing(self, name, otherwise)
-        return getattr(self.read_value(), name)
+    if TYPE_CHECKING:
+        # JAX declares that these return what they are called on. They return arrays.
+        T = mT = real = imag = cast(jax.Array, None)  # type: ignore[assignment, unused-ignore]  # noqa: N815
+        _method = cast(Callable[..., jax.Array], None)
+        __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _method  # type: ignore[assignment, unused-ignore]
+        conj = conjugate = copy = flatten = ravel = repeat = _method  # type: ignore[assignment, unused-ignore]
+        reshape = round = squeeze = swapaxes = _method  # type: ignore[assignment, unused-ignore]
+        take = transpose = view = _method  # type: ignore[assignment, unused-ignore]
+    else:
 
-    def __bool__(self) -> bool:
-        return bool(self.read_value())
-
-    def __int__(self) -> int:
-        return int(self.read_value())
-
-    def __float__(self) -> float:
-        return float(self.read_value())
-
-    def __complex__(self) -> complex:
-        return complex(self.read_value())
-
-    def __index__(self) -> int:
-        return operator.index(self.read_value())
+        def __getattr__(self, name: str) -> Any:
+            # Methods and properties of arrays (.sum(), .T, .astype, .at, …) that a variable does not define itself.
+            if name.startswith("_"):
+                raise AttributeError(name)
+            if not hasattr(jax.Array, name):
+                otherwise = f"a Variable has no attribute {name!r}, and neither has an array"
+                raise missing(self, name, otherwise)
+            return getattr(self.read_value(), name)
 
     __hash__ = object.__hash__
 
@@ -112,3 +112,5 @@ for _name in _BINARY:
     setattr(ArrayLike, f"__i{_name}__", _refuse_in_place(f"__i{_name}__"))
 for _name in _OTHERS:
     setattr(ArrayLike, f"__{_name}__", _forward(f"__{_name}__"))
+for _convert in (bool, int, float, complex, operator.index):
+    setattr(ArrayLike, f"__{_convert.__name__}__", lambda self, convert=_convert: convert(self.read_value()))

@@ -7,7 +7,9 @@ the innermost store of the thread.
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -180,6 +182,17 @@ class Creations:
 def current_collection() -> VariableCollection:
     """The variables of the strategy whose scope or step we are in, where a new one belongs."""
     return context.get_strategy().extended.variables
+
+
+class CreatedByStore(abc.ABCMeta):
+    """Lets the store decide whether calling the class creates a variable, or returns the one created before."""
+
+    if not TYPE_CHECKING:  # type checkers and help() show what __init__ takes
+        __signature__ = property(lambda cls: inspect.signature(cls.__init__.__get__(cls)))
+
+        @_jax.public_call
+        def __call__(cls, *args, **kwargs):
+            return current_store().create(lambda: super(CreatedByStore, cls).__call__(*args, **kwargs))
 
 
 def run_across(variable: Variable, step: Callable[..., Any], *args: Any) -> Any:

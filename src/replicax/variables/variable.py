@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import html
 import itertools
 import operator
@@ -41,6 +40,7 @@ from replicax.variables.lost_arrays import present_array
 from replicax.variables.partitioners import checked_partitioner
 from replicax.variables.store import (
     ConcreteStore,
+    CreatedByStore,
     check_write_trace,
     current_collection,
     current_store,
@@ -59,15 +59,7 @@ _CHOOSE = (
 )
 
 
-class _CreatedByStore(abc.ABCMeta):
-    """Lets the store decide whether calling the class creates a variable, or returns the one created before."""
-
-    @_jax.public_call
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return current_store().create(lambda: super(_CreatedByStore, cls).__call__(*args, **kwargs))
-
-
-class Variable(ArrayLike, metaclass=_CreatedByStore):
+class Variable(ArrayLike, metaclass=CreatedByStore):
     """A value that steps read and change. The strategy in whose scope it is created places it.
 
     Inside a step a variable has this replica's value; outside it has the whole value. It acts like an array
@@ -318,7 +310,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
     # --- reading ----------------------------------------------------------------------------------------
 
     @_jax.public_call
-    def read_value(self) -> Any:
+    def read_value(self) -> jax.Array:
         """The value: inside a step this replica's (the same on all if on-write); elsewhere the whole value.
 
         Issues no collective, with two exceptions: an on-read variable in cross-replica context (one all-reduce), and a
@@ -335,7 +327,7 @@ class Variable(ArrayLike, metaclass=_CreatedByStore):
         return current_store().read(self)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> jax.Array:
         """The same as :meth:`read_value`."""
         return self.read_value()
 

@@ -476,7 +476,7 @@ def has_distribution_strategy() -> bool:
     return context.has_strategy()
 
 
-def get_tower_context() -> TowerContext | None:
+def get_tower_context() -> TowerContext | Any:  # as replicax.get_replica_context
     """The current tower's context, or ``None`` in cross-tower context; ``replicax.get_replica_context``.
 
     >>> from replicax.compat import v1
