@@ -35,7 +35,8 @@ print(replicax.has_strategy())
 for name in sorted(replicax.__all__, reverse=True):
     getattr(replicax, name)
 import replicax.launcher
-assert set(replicax.__all__) <= set(dir(replicax))
+assert {*replicax.__all__, "errors", "loop", "models", "variables"} <= set(dir(replicax))
+assert not {"Any", "importlib", "missing", "registry"} & set(dir(replicax))
 from replicax import *
 from replicax.compat.v1 import *
 print([m for m in {HEAVY} if m in sys.modules])

@@ -269,4 +269,5 @@ if not TYPE_CHECKING:  # or a type checker would see no wrong name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    packages = {module.removeprefix("replicax.") for module in _MOVED.values()}
+    return sorted({*__all__, *packages, "loop", "models", *(name for name in globals() if name.startswith("__"))})
