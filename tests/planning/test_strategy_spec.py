@@ -123,7 +123,7 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     assert (chip.link > 0) == (devices > 1)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert chip.memory == machine / devices  # which they share
-    assert 1e-2 < chip.flops / chip.arithmetic < 1e2
+    assert 1e-3 < chip.flops / chip.arithmetic < 1e3  # measured, perhaps beside other work
     with pytest.raises(ValueError, match="expected at least one device, got none"):
         measured_chip([])
 
