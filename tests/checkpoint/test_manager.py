@@ -382,6 +382,9 @@ def test_folders_that_cannot_be(checkpoint, tmp_path, caplog) -> None:
             replicax.CheckpointManager(checkpoint, directory)
         with pytest.raises(NotADirectoryError, match="is a file"):
             checkpoint.save(directory / "a")
+    (tmp_path / "link").symlink_to("not-mounted")
+    with pytest.raises(NotADirectoryError, match=rf": {tmp_path}/link is a link to nothing"):
+        replicax.CheckpointManager(checkpoint, tmp_path / "link")
     with pytest.raises(OSError, match=r"the folder /proc/nowhere/run can't be made"):
         replicax.CheckpointManager(checkpoint, "/proc/nowhere/run")
     (tmp_path / "odd").mkdir()

@@ -247,17 +247,25 @@ def test_versions(monkeypatch) -> None:
 
 def test_a_container_that_has_less_than_its_machine(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(host_machine, "_CGROUP", tmp_path)
+    cores = set(range(8))
     monkeypatch.setattr(host_machine.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(host_machine.os, "sched_getaffinity", lambda process: cores)
     monkeypatch.delenv("NPROC", raising=False)
     for name, value in {"cpu.max": "150000 100000", "memory.max": "2147483648", "memory.current": "2000000000"}.items():
         (tmp_path / name).write_text(value + "\n")
     warnings = told(host_machine.check(1), State.WARNING)
-    assert re.search(
-        r"cores: 1(\.5)? of 64 cores; XLA takes 64 threads → the container has .* cores: set NPROC=2", warnings
-    )
+    assert "cores: 1.5 of 64 cores; XLA takes 8 threads → the container has 1.5 cores: set NPROC=2" in warnings
     assert "memory: 0.1 of 2.0 GiB free → end what uses it" in warnings
+    cores &= {0, 1}
+    assert "cores:" not in told(host_machine.check(1), State.WARNING)  # XLA takes no more than those
     monkeypatch.setenv("NPROC", "4")
     assert "cores:" not in told(host_machine.check(1), State.WARNING)
+
+
+def test_a_machine_that_does_not_tell_of_its_memory_and_cores(monkeypatch) -> None:
+    monkeypatch.setattr(host_machine, "_read_text", lambda path: "")
+    monkeypatch.delattr(host_machine.os, "sched_getaffinity")
+    assert "memory: not known, as there is no /proc/meminfo" in told(host_machine.check(1), State.OK)
 
 
 def test_shared_memory_and_open_files(monkeypatch, tmp_path) -> None:

@@ -151,6 +151,15 @@ def test_a_package_that_is_installed_to_be_edited_is_found(folder, tmp_path_fact
     assert "there is no module 'mine.no' here" in refused(capsys, "--workers", "2", "-m", "mine.no")
 
 
+def test_an_operating_system_that_is_not_linux(folder, capsys, monkeypatch) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")
+    with monkeypatch.context() as context:
+        isdir = os.path.isdir
+        context.setattr("os.path.isdir", lambda path: path != "/proc/self" and isdir(path))
+        assert "the launcher needs Linux: it finds" in refused(capsys, "--workers", "2", "train.py")
+    assert main(["launch", "--workers", "2", "--dry-run", "train.py"]) == 0
+
+
 def test_gpus_that_are_not_there(folder, capsys, monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

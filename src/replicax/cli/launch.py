@@ -175,6 +175,11 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _show_plan(supervisor, settings.program.command)
         return 0
+    if not os.path.isdir("/proc/self"):
+        raise LaunchError(
+            "the launcher needs Linux: it finds the processes of its workers in /proc, and there is none. Start the "
+            "program without it, or in a container"
+        )
     log_files.check_log_folder(settings.log_dir)
     try:
         return supervisor.run()

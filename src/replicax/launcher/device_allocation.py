@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from replicax.launcher import LaunchError
-from replicax.system.environment import chosen_threads, threads_for
+from replicax.system.environment import chosen_threads, threads_for, usable_cores
 
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _GPU = "CUDA_VISIBLE_DEVICES"
@@ -60,7 +59,7 @@ def allocate_devices(workers: int, devices_per_worker: int | None, environment: 
     If ``devices_per_worker`` is ``None``, the workers get all GPUs in equal parts, or else JAX's default, one CPU
     device each. Raises a LaunchError if there are too few devices, or they can't be divided evenly.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     gpus = _gpus(environment)
     if gpus is None:
         platforms = environment.get("JAX_PLATFORMS", "")

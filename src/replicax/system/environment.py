@@ -34,9 +34,14 @@ def chosen_threads(environment: Mapping[str, str]) -> int | None:
         return None
 
 
+def usable_cores() -> int:
+    """The number of cores that this process may use; those of the machine where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def thread_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of XLA's threads: the variable ``NPROC``, or one for each core."""
-    return chosen_threads(environment) or os.cpu_count() or 1
+    """The number of XLA's threads: the variable ``NPROC``, or one for each core that this process may use."""
+    return chosen_threads(environment) or usable_cores()
 
 
 def threads_for(devices: int) -> int:

@@ -15,7 +15,8 @@ def make_folder(path: str) -> None:
         part = path
         while not os.path.lexists(part):
             part = os.path.dirname(part)
-        raise NotADirectoryError(f"there can be no folder {path}: {part} is a file") from None
+        kind = "file" if os.path.exists(part) else "link to nothing"
+        raise NotADirectoryError(f"there can be no folder {path}: {part} is a {kind}") from None
     except OSError as error:
         raise type(error)(f"the folder {path} can't be made: {error.strerror} ({error.filename})") from None
     if not os.access(path, os.W_OK | os.X_OK):

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from replicax.cli.diagnosis.findings import Finding, ok, warning, wrong
-from replicax.system.environment import chosen_threads, thread_limit
+from replicax.system.environment import chosen_threads, thread_limit, usable_cores
 
 _GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -23,7 +23,7 @@ def check(seconds: float) -> list[Finding]:
 
 
 def _cores() -> Finding:
-    usable, there = float(len(os.sched_getaffinity(0))), os.cpu_count() or 1
+    usable, there = float(usable_cores()), os.cpu_count() or 1
     quota, _, period = _read_text(_CGROUP / "cpu.max").partition(" ")  # the container's limit
     if quota.isdigit() and period.strip().isdigit():
         usable = min(usable, int(quota) / int(period))
@@ -45,6 +45,8 @@ def _memory() -> Finding:
         free = min(free, max(0, total - int(used))) if used.isdigit() else free
     what = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
     data = {"total": total, "free": free}
+    if not total:
+        return ok("memory", "not known, as there is no /proc/meminfo", **data)
     if free < _GIB:
         return warning("memory", what, "end what uses it: a program with JAX takes about 1 GiB by itself", **data)
     return ok("memory", what, **data)

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import shlex
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from replicax.cli.command_line import NOT_WRITTEN, InputError, written
 from replicax.cli.search.case_processes import outcomes
 from replicax.cli.search.choices import OPTIONS, SearchCase, cases_of, declared, default_choices, parsed
 from replicax.cli.search.ranking import CaseOutcome, as_data, print_ranking
+from replicax.system.environment import usable_cores
 from replicax.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def search(
     check(dict.fromkeys(name for name, _ in cases[0].values if name not in OPTIONS))
     console = _console(goes_on=args.json is not None)
     deadline = args.deadline or _DEADLINE
-    jobs = min(args.jobs or len(os.sched_getaffinity(0)), len(cases))
+    jobs = min(args.jobs or usable_cores(), len(cases))
     with (
         _terminated_as_interrupted(),
         tempfile.TemporaryDirectory(prefix="replicax-search-", ignore_cleanup_errors=True) as name,
