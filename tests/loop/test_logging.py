@@ -84,6 +84,16 @@ def test_a_share_that_is_averaged_is_told() -> None:
         run_of(replicax.compute_average_loss, 1, reduce="mean")
 
 
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [(replicax.compute_average_loss, "1/2 of that mean"), (jnp.mean, "it is NaN if a replica has none")],
+)
+def test_numbers_of_an_evaluation_that_must_not_be_averaged_are_told(step: Any, message: str) -> None:
+    evaluate = step, [np.ones(rows, np.float32) for rows in (4, 4, 3)]
+    with pytest.warns(replicax.errors.ShareWarning, match=message):
+        run_of(lambda x: None, 1, evaluate=evaluate, reduce="mean")
+
+
 def test_reduce_says_how_replicas_are_combined() -> None:
     def step(x: Any) -> Any:
         return {"mean": x.mean(), "sum": x.sum()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from replicax.execution.replica_values import ARRAYS, cant_be_told
 from replicax.execution.run import run_compiled
 from replicax.indexed_slices import IndexedSlices, is_slices
 from replicax.pytrees import is_leaf, registered
-from replicax.values import USE_LEAVES, Local, PerReplica, Ragged, Stacked
+from replicax.values import USE_LEAVES, Local, PerReplica, Ragged, Scale, Stacked
 from replicax.variables.layout import Split
 from replicax.variables.slots import exchanging
 from replicax.variables.store import current_store
@@ -63,9 +63,8 @@ def reduce(
         for leaf in leaves
     ]
     ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-    for scale, problem in _NO_MEANS.items() if op is ReduceOp.MEAN and axis is None else ():
-        if any(leaves[i].scale == scale for i in ours):
-            warn(f"{what}('mean', …): " + problem.format(what=what, count=programs.replicas.num_replicas), ShareWarning)
+    if op is ReduceOp.MEAN and axis is None:
+        warn_of_means([leaves[i] for i in ours], what)
     for batch in _by_mask(ours, leaves):
         values = [leaves[i] for i in batch]
         for value in values:
@@ -89,7 +88,14 @@ def reduce(
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-_NO_MEANS = {
+def warn_of_means(values: Iterable[PerReplica], what: str = "strategy.reduce") -> None:
+    """Warn if the mean over the replicas of one of these values is a mistake, by its scale."""
+    for value in {value.scale: value for value in values if value.scale in _NO_MEANS}.values():
+        problem = _NO_MEANS[value.scale].format(what=what, count=value.count)
+        warn(f"{what}('mean', …): {problem}", ShareWarning)
+
+
+_NO_MEANS: dict[Scale | None, str] = {
     "share": "a value is each replica's share of a mean over the global batch (replicax.compute_average_loss), so the "
     "mean of the {count} shares is 1/{count} of that mean. Add the shares up: {what}('sum', value).",
     "ragged mean": "a value is the mean over each replica's own examples, of which replicas have different numbers "

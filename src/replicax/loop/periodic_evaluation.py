@@ -76,6 +76,7 @@ class Evaluation:
                 numbers, weighed = self._strategy.run(self._step, args=(batch, jax.device_put(np.int32(count))))
                 self._combination.check(numbers, "the evaluation")
                 self._combination.check_scales(numbers)
+                self._combination.warn_of_means(numbers)
                 totals = weighed if totals is None else self._strategy.run(_added_totals, args=(totals, weighed))
                 examples += count
         if totals is None or not examples:

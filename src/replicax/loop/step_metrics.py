@@ -15,6 +15,7 @@ from replicax import _jax, context
 from replicax.collectives import ReduceOp
 from replicax.devices.host_values import as_array, check_numbers, strongly_typed
 from replicax.errors import ShareWarning, warn
+from replicax.execution.cross_replica import warn_of_means
 from replicax.execution.many_steps.loop import Step
 from replicax.execution.replica_values import ARRAYS
 from replicax.pytrees import is_leaf, registered
@@ -200,14 +201,20 @@ class Combination:
         """
         result = {name: value for name, value in numbers.items() if name != DONE}
         for op in (ReduceOp.SUM, ReduceOp.MEAN):
-            ours = {
-                name: value
-                for name, value in result.items()
-                if isinstance(value, PerReplica) and self._of.get(name, self._of_all) is op
-            }
-            if ours:
+            if ours := self._combined_by(op, result):
                 result.update(strategy.reduce(op, ours))
         return result
+
+    def warn_of_means(self, numbers: Mapping[str, Any]) -> None:
+        """Warn, as ``strategy.reduce`` does, of numbers that are averaged, but must not be."""
+        warn_of_means(self._combined_by(ReduceOp.MEAN, numbers).values())
+
+    def _combined_by(self, op: ReduceOp, numbers: Mapping[str, Any]) -> dict[str, PerReplica]:
+        return {
+            name: value
+            for name, value in numbers.items()
+            if isinstance(value, PerReplica) and self._of.get(name, self._of_all) is op
+        }
 
 
 # --- fetching -------------------------------------------------------------------------------------------
