@@ -240,6 +240,8 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: pathlib.Pa
     checkpoint = replicax.Checkpoint(w=line.w)
     manager = replicax.CheckpointManager(checkpoint, tmp_path, best=("loss", "min"))
     assert manager.best_step == 20
+    with pytest.raises(ValueError, match=r"best=\('los', 'min'\) needs the metric 'los', got \['loss'\]"):
+        attempt(tmp_path / "other", best=("los", "min"), evaluate=lambda: 3.0, evaluate_every=10)
 
 
 def test_nothing_is_saved_after_a_number_that_is_not_finite(tmp_path: pathlib.Path) -> None:

@@ -284,7 +284,7 @@ class CheckpointManager(NameHints):
                 raise ValueError(f"CheckpointManager.save: the metric {name!r} is no number: {value!r}") from None
         if self._best is not None and self._best[0] not in numbers:
             raise ValueError(
-                f"CheckpointManager.save: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
+                f"CheckpointManager: best={self._best!r} needs the metric {self._best[0]!r}, got {sorted(numbers)}"
             )
         return numbers
 

@@ -125,10 +125,15 @@ class SavedRuns:
                 )
 
     def note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Note the numbers of an evaluation of this step, for its checkpoint, too, if it is saved already."""
+        """Note the numbers of an evaluation of this step, for its checkpoint, too, if it is saved already.
+
+        Raises a ValueError if they lack that by which the manager finds the best checkpoint.
+        """
         self.evaluated = step
-        if self._manager is not None and self._at == step:
-            self._manager._add_metrics(step, numbers)
+        if self._manager is not None:
+            metrics = self._manager._checked_metrics(numbers)
+            if self._at == step:
+                self._manager._add_metrics(step, metrics)
 
     def is_due(self, step: int) -> bool:
         """Return whether it is time to save."""
