@@ -269,6 +269,7 @@ def test_bad_input(pair) -> None:
         ([w, w], ValueError, "'w'.*listed twice"),
         ([n], TypeError, "'n'.*must be a float, and on-write"),
         ([stat], TypeError, "'stat'.*must be a float, and on-write"),
+        ([replicax.Variable(1.0, synchronization="on_read")], TypeError, "must be a float, and on-write"),
         ([w, replicax.Variable(1.0, name="theirs")], ValueError, "'w'.*belongs to MirroredStrategy.*'theirs'"),
         ([1.0], TypeError, "expected Variables, got 1.0"),
     ]:

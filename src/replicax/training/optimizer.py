@@ -129,7 +129,7 @@ class Optimizer(NameHints):
             raise ValueError("Optimizer: there are no variables to optimise")
         strategy = variables[0].strategy
         for v in variables:
-            if v.is_stacked or not jnp.issubdtype(v.dtype, jnp.inexact):
+            if v.is_on_read or not jnp.issubdtype(v.dtype, jnp.inexact):
                 raise TypeError(f"Optimizer: {v.describe()} can't be optimised; it must be a float, and on-write")
             if v.strategy is not strategy:
                 raise ValueError(
