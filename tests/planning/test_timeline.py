@@ -164,6 +164,7 @@ def test_what_is_not_hidden_is_told_with_the_line(pair) -> None:
     assert (wait.seconds, wait.exposed) == (pytest.approx(GATHER), pytest.approx(GATHER - KERNEL))
     assert wait.where == "model.py:7"
     assert found.hidden == pytest.approx(0.8)
+    assert str(dataclasses.replace(found, exposed=found.communication * (1 + 1e-15)).hidden) == "0.0"
     assert [(k.kind, k.count, k.seconds, k.flops, k.bytes) for k in found.dearest] == [
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),
         ("elementwise", 1, pytest.approx(KERNEL), 0, 8000),

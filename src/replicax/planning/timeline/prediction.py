@@ -106,7 +106,7 @@ class Timeline:
     @property
     def hidden(self) -> float:
         """The share of communication that runs beside kernels; 1 if there is none."""
-        return 1.0 - self.exposed / self.communication if self.communication else 1.0
+        return max(0.0, 1.0 - self.exposed / self.communication) if self.communication else 1.0
 
 
 def timeline_of(runs: Sequence[tuple[Run, SourceLines]]) -> Timeline:
