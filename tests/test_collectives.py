@@ -293,6 +293,7 @@ def test_one_replica_counts_as_many_do() -> None:
     strategy = replicax.OneDeviceStrategy("cpu:0")
     assert strategy.reduce("mean", jnp.int32(3)).dtype == jnp.float32
     assert strategy.reduce("sum", jnp.array(True)).dtype == jnp.int32
+    assert strategy.reduce("sum", np.array([2**40])).tolist() == [2**40]  # stays on the host
     assert strategy.reduce("mean", jnp.zeros((0, 2)), axis=0).tolist() == [0, 0]
     with strategy.scope():
         own = replicax.Variable(jnp.ones(2), name="own", synchronization="on_read", aggregation="sum")

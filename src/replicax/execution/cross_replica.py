@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import Communicator, ReduceOp, SingleReplica, check_other_dims, checked_axes, divide, summable
+from replicax.collectives import Communicator, ReduceOp, check_other_dims, checked_axes, divide, summable
 from replicax.communication import CommunicationOptions
 from replicax.devices.arrays import local_array, put
 from replicax.devices.host_values import as_array, check_numbers
@@ -346,9 +346,14 @@ def _reduce_plain(n: int, op: ReduceOp, value: Any, axis: Axis, what: str) -> An
         )
     value = as_arrays(value)
     counts = n == 1 and isinstance(value, (jax.Array, np.ndarray)) and value.dtype != jax.dtypes.float0
-    if axis is None and not (counts and not jnp.issubdtype(value.dtype, jnp.inexact)):
+    kept = jnp.number if op is ReduceOp.SUM else jnp.inexact
+    if axis is None and not (counts and not jnp.issubdtype(value.dtype, kept)):
         return value
-    return _reduce_local(op, [as_array(value, f"{what}: the value")], axis, SingleReplica(), None, what)[0]
+    array = summable(as_array(value, f"{what}: the value"), op)
+    if axis is None:
+        return array
+    axes = checked_axes(axis, array.shape, "reduce")
+    return jnp.mean(array, axes) if op is ReduceOp.MEAN and array.size else jnp.sum(array, axes)
 
 
 def _reduce_local(
