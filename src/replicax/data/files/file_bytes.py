@@ -28,7 +28,7 @@ class Bytes:
         self.file = file
         raw = io.BufferedReader(io.FileIO(file), READ_AHEAD)
         try:
-            head = raw.peek(16)[:16]
+            head = raw.peek()
             self.gzipped = head.startswith(_GZIP) and not is_plain(head)
             if file.endswith(".gz") and head and not self.gzipped:
                 raise ValueError(f"{file}: named like a gzip file, but begins with {head[:4]!r}. Rename or gzip it.")

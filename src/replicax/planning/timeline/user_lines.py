@@ -40,8 +40,8 @@ class SourceLines:
 
 
 def _lines_of_callers() -> Iterator[tuple[str, int]]:
-    """Yield the lines of the callers of this function, which are outside of the step."""
-    frame = sys._getframe(1)
+    """Yield the lines of this function and its callers, which are outside of the step."""
+    frame = sys._getframe()
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
