@@ -37,7 +37,7 @@ class InputPipeline:
         workers: InputWorkers,
         method: str,
         dataset_fn: Callable[[InputContext], Any] | None,
-        examples: bool = False,
+        examples: bool,
     ) -> None:
         self.workers = workers
         self.options = options

@@ -71,7 +71,7 @@ class InputWorkers:
     ranges: tuple[range, ...]  # the replicas that each worker feeds
     # Makes the function that puts elements on the devices.
     placer: Callable[[], Callable[[HostBatch | BatchGroup], Any]]
-    name: str = "input"  # identifies the dataset, the same on all workers
+    name: str  # identifies the dataset, the same on all workers
     owner: Replicas | None = None  # the replicas that the elements are for
 
     @property

@@ -48,7 +48,7 @@ class Dispatch:
     programs: ProgramCache
     executable: Executable
     inputs: Sequence[Any]
-    mask: ExampleMask | None = None
+    mask: ExampleMask | None
     settings: Any = None  # JAX's, for which the program was traced
 
     def launch(self, launched: list[Any] | None = None) -> Any:

@@ -42,8 +42,8 @@ class SavedRuns:
         input: EndlessInput,
         metrics: Mapping[str, Any],
         callbacks: Sequence[Callback],
-        precision: Precision | None = None,
-        watched: Iterable[Variable] = (),
+        precision: Precision | None,
+        watched: Iterable[Variable],
     ) -> None:
         self.evaluated: int | None = None  # the step of the last evaluation
         self._manager = manager

@@ -38,7 +38,7 @@ step_outcome: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
 class NumberedStep(Step):
     """A user's step, as ``run_steps`` takes it: it gets an element, and its outputs are the numbers by name."""
 
-    def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], finite: FiniteWatch | None) -> None:
         super().__init__(fn, None, None if finite is None else _jax.ById(finite))
         self.finite = finite
         self._traces = [0]  # in a list, which copies of the step share

@@ -54,8 +54,8 @@ class Compilation:
     host: int  # the bytes of what it keeps in the host's memory
     code: int  # the size of the program with its constants, in bytes; where that is not known, of its constants
     seconds: float  # how long compiling took
-    available: int | None = None  # if it does not fit, the bytes that the compiler says there are; it rounds them
-    words: str = ""  # if it does not fit, what the compiler says
+    available: int | None  # if it does not fit, the bytes that the compiler says there are; it rounds them
+    words: str  # if it does not fit, what the compiler says
 
 
 def compile_ahead(lower: Callable[[], jax.stages.Lowered], name: str, device: jax.Device) -> Compilation:

@@ -55,7 +55,7 @@ def compile_regions(executable: PlacedExecutable) -> list[Compilation]:
 
 
 def loads_of(
-    executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int = 1
+    executable: PlacedExecutable, names: Sequence[str], programs: Sequence[Compilation], slices: int
 ) -> list[DeviceLoad]:
     """Return each logical device's part of a pipeline."""
     memories = _Memories(executable, names, programs).found()

@@ -75,7 +75,7 @@ class Stage:
     cost: Cost
     collectives: tuple[CollectiveRow, ...]
     estimate: Estimate | None
-    timeline: Timeline | None = None
+    timeline: Timeline | None
 
     @property
     def busy(self) -> float:
@@ -146,12 +146,12 @@ class Plan:
     chip: Chip | None
     trace_seconds: float
     compile_seconds: float
-    words: str = ""
-    topology: str = ""
-    slices: int = 1
-    collectives: tuple[CollectiveRow, ...] = ()
-    estimate: Estimate | None = None
-    timeline: Timeline | None = None
+    words: str
+    topology: str
+    slices: int
+    collectives: tuple[CollectiveRow, ...]
+    estimate: Estimate | None
+    timeline: Timeline | None
     examples: int | None = None
     tokens: int | None = None
     scaling: tuple[ScalingPoint, ...] = ()

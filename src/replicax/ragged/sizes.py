@@ -168,7 +168,7 @@ class RaggedCommunicator(SpmdCommunicator):
     """The communicator of a replica of one of the sizes; see :class:`replicax.collectives.Communicator`."""
 
     def __init__(self, questions: _Questions, number: int, options: CommunicationOptions | None) -> None:
-        super().__init__(options=options)
+        super().__init__(None, options)
         self._questions = questions
         self._number = number
         questions.begin(number)

@@ -39,7 +39,7 @@ class GlobalBatches:
         local_batches: LocalBatches | Prefetcher,
         division: Division,
         place: Callable[[HostBatch | BatchGroup], Any],
-        position: int = 0,
+        position: int,
     ) -> None:
         self._local_batches = local_batches
         self._division = division

@@ -22,13 +22,13 @@ class Division:
     replicas: int  # the number on all workers
     mine: range  # this worker's replicas
     partial: PartialBatch  # what to do with a batch that is not full
-    whole: bool = False  # whether a batch is for one replica, rather than for all
-    examples: bool = False  # whether it is one example of a replica, whose arrays need have no rows
+    whole: bool  # whether a batch is for one replica, rather than for all
+    examples: bool  # whether it is one example of a replica, whose arrays need have no rows
     # Each replica's number of rows of a full batch; ``None``: as many as of the first batch.
-    rows: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None
     # How many examples of a batch each worker reads; empty if all read the same batches.
-    examples_of_workers: tuple[int, ...] = ()
-    new: bool = False  # whether each batch is in new arrays that no other code holds
+    examples_of_workers: tuple[int, ...]
+    new: bool  # whether each batch is in new arrays that no other code holds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,7 +116,7 @@ def is_small(atom: Any) -> bool:
 
 
 def wanted_sums(
-    jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split], results: Mapping[Any, WantedSum] | None = None
+    jaxpr: _jax.Jaxpr, hints: Mapping[Any, Split], results: Mapping[Any, WantedSum] | None
 ) -> dict[Any, WantedSum]:
     """The values of a program of which nothing but pieces of their sums over the replicas is needed.
 

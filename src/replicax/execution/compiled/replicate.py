@@ -107,9 +107,9 @@ class Executable:
     """Set if arrays of variables lie elsewhere between calls than in the program."""
     policy: LaunchPolicy
     """How it is launched."""
-    padded: tuple[bool, ...] | None = None
+    padded: tuple[bool, ...] | None
     """Which of the step's computed results have rows that may be padding; ``None`` if no argument has."""
-    example_dims: tuple[int | None, ...] = ()
+    example_dims: tuple[int | None, ...]
     """The dim of these rows in each result; ``None`` if that can't be told."""
     steps: int | None = None
     """How often it runs the program, each time on another element of its arguments; ``None``: once, on all of them."""
@@ -329,7 +329,7 @@ def largest_split(program: Program) -> tuple[int, int] | None:
     return max(((size, size // replicas) for size, replicas in sizes), default=None)
 
 
-def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: tuple[int, int] | None = None, in_order: bool = False) -> Target:
+def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: tuple[int, int] | None, in_order: bool = False) -> Target:
     """The :class:`Target` of a program for ``mesh``."""
     is_absent = _jax.is_absent(mesh.devices.flat[0])
     return Target(in_a_loop, bool(_logical_axes_of(mesh)), in_pieces, in_order, is_absent)

@@ -67,7 +67,7 @@ class _Later:
 class Partition:
     """The pass over one program; with ``in_order``, sums have a fixed order, whatever is in pieces."""
 
-    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers, in_order: bool = False) -> None:
+    def __init__(self, localities: Mapping[Any, Locality], gathers: Gathers, in_order: bool) -> None:
         self.localities = localities
         self.gathers = gathers
         self.in_order = in_order

@@ -34,7 +34,7 @@ class ElementGroup:
     mesh: Mesh  # the replicas' devices
     bare: bool  # whether elements are bare arrays
     # For each padded element, how many examples each replica has; ``None`` if they are not padded.
-    sizes: tuple[tuple[int, ...], ...] | None = None
+    sizes: tuple[tuple[int, ...], ...] | None
     # The places of their pass before, between and after them; empty if these are not needed.
     states: Sequence[bytes] = ()
 

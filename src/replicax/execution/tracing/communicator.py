@@ -25,7 +25,7 @@ class SpmdCommunicator:
     timeout: float | None = None  # the longest that a collective has, in seconds; ``None`` if none has one
     sums_own = False  # whether the step has sums of which some operands may have been reduced already
 
-    def __init__(self, examples: ReplicaExamples | None = None, options: CommunicationOptions | None = None) -> None:
+    def __init__(self, examples: ReplicaExamples | None, options: CommunicationOptions | None) -> None:
         self.examples = examples
         self._options = options
 

@@ -98,10 +98,10 @@ class Timeline:
     utilization: float
     hardware_utilization: float
     by_kind: dict[str, float]
-    dearest: tuple[DearKernel, ...] = ()
-    waits: tuple[Exposed, ...] = ()
-    copying: float = 0.0
-    opaque: tuple[str, ...] = ()
+    dearest: tuple[DearKernel, ...]
+    waits: tuple[Exposed, ...]
+    copying: float
+    opaque: tuple[str, ...]
 
     @property
     def hidden(self) -> float:
