@@ -179,8 +179,13 @@ def _output_types(outputs: Any) -> dict[str, str]:
 def _difference(name: str, expected: dict[str, str], whose: str, found: dict[str, str], where: str) -> str:
     path = next(p for p in [*expected, *found] if expected.get(p) != found.get(p))
     was, now = (types.get(path, "missing") for types in (expected, found))
+    cure = (
+        "Leave initial_loop_values out, or give for each output a value of its dtype and shape."
+        if whose == "initial_loop_values"
+        else "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of "
+        "one size: drop_remainder, or InputOptions(partial_batch='pad')."
+    )
     return (
         f"{name}: all steps must have the same outputs, but output{path} is {was} in {whose}, and {now} in {where}. "
-        "Set outputs whose shapes don't depend on the size of the batch (reduce them first), or have batches of one "
-        "size: drop_remainder, or InputOptions(partial_batch='pad')."
+        f"{cure}"
     )
