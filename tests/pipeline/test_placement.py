@@ -76,6 +76,8 @@ def test_the_compiled_programs_have_them_where_they_are(strategy, x):
     program = strategy.extended.trace(step, args=(x,))
     assert " sine(" in program.compiled_text(0)
     assert " cosine(" not in program.compiled_text(0)
+    with pytest.raises(ValueError, match="program of 'step': there is no logical device 4: a replica has 4"):
+        program.collectives(4)
     assert " cosine(" in program.compiled_text(2)
     assert " sine(" not in program.compiled_text(2)
     assert program.compiled_text(1) == ""

@@ -25,6 +25,7 @@ from replicax.execution.tracing.arguments import Arguments
 from replicax.hlo.collective_instructions import Collective, collectives_in
 from replicax.pipeline.flat_program import bytes_of
 from replicax.pipeline.placement_report import DeviceReport, PlacementReport, Transfer
+from replicax.variables.initial_layout import checked_logical_device
 from replicax.variables.slots import Slot
 
 
@@ -178,6 +179,9 @@ class PlacedExecutable(Executable):
 
     def compiled_text(self, logical_device: int | None = None) -> str:
         """The optimised HLO of the regions in the order of launch; those of ``logical_device`` if it is given."""
+        if logical_device is not None:
+            count = self.mesh.devices[0].size
+            logical_device = checked_logical_device(logical_device, count, f"the program of {self.program.name!r}")
         texts = []
         for launch, program in zip(self.plan.launches, self.plan.compiled(), strict=True):
             if logical_device in (None, launch.device):
@@ -192,10 +196,9 @@ class PlacedExecutable(Executable):
         """The place of each operation and byte, from the compiled programs."""
         uses = self.program.uses
         reports = []
-        count = self.mesh.size // self.mesh.devices.shape[0]
         per_device = self.program.replicas // self.mesh.devices.shape[0]
         programs = self.plan.compiled()
-        for k in range(count):
+        for k in range(self.mesh.devices[0].size):
             launches = [(lau, p) for lau, p in zip(self.plan.launches, programs, strict=True) if lau.device == k]
             operations: collections.Counter[str] = collections.Counter()
             for launch, _ in launches:
