@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
+import tomllib
+
+from packaging.requirements import Requirement
 
 from tests.matrix import lock, run
 
@@ -30,6 +33,18 @@ def test_the_dependency_on_jax_is_what_the_matrix_runs():
     assert versions[0] == oldest
     major, minor, patch = (int(part) for part in versions[-1].split(".")[:3])
     assert newest == f"{major}.{minor}.{patch + 1}"
+
+
+def test_the_lock_has_what_the_dependencies_allow_and_each_names_its_oldest_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    needed = [Requirement(text) for some in (project["dependencies"], *optional.values()) for text in some]
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for r in needed:
+        if r.name in locked and r.name not in ("jax", "grain"):
+            assert r.specifier.contains(locked[r.name]), r
+    for r in map(Requirement, [*project["dependencies"], *optional["nnx"], *optional["equinox"]]):
+        assert ">=" in str(r.specifier), r
 
 
 def test_a_jax_is_run_only_on_the_pythons_that_it_supports():
