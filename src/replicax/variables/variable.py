@@ -437,8 +437,9 @@ class Variable(ArrayLike, metaclass=CreatedByStore):
             variable split by its rows changes in pieces; a variable split along another dim is gathered.
 
         Raises:
-          TypeError, ValueError: not an :class:`IndexedSlices`, or of another shape or kind of dtype; or an index is out
-            of range, if its value is known (see :class:`IndexedSlices`). Otherwise such a row is left out.
+          TypeError, ValueError: not an :class:`IndexedSlices`, or of another shape or kind of dtype; an on-read
+            variable in cross-replica context; or an index is out of range, if its value is known (see
+            :class:`IndexedSlices`). Otherwise such a row is left out.
           LocalityError, TraceError: as :meth:`assign`.
         """
         return self._scatter(slices, lambda value, s: value.at[s.indices].add(s.values), "scatter_add")
