@@ -181,6 +181,7 @@ def test_arrays_as_a_dataset_whose_slices_are_scalars(pair, arrays) -> None:
         ((b for b in BATCHES), "iterated anew"),
         (3, "takes a Grain dataset.*got 3"),
         (None, "takes a Grain dataset.*got None"),
+        (list, "takes a Grain dataset.*got <class 'list'>"),
         ("train.csv", "takes a Grain dataset.*got 'train.csv'"),
         ({"x": "train.csv"}, "takes a Grain dataset.*got {'x': 'train.csv'}"),
     ],

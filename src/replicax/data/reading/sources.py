@@ -78,7 +78,7 @@ def as_source(dataset: Any, method: str) -> Source:
     kind = f"a {name} of batches"
     if _is_array_tree(dataset):
         dataset, kind = _Slices(dataset), ARRAYS_AS_DATASET
-    elif isinstance(dataset, str | bytes | dict):
+    elif isinstance(dataset, str | bytes | dict | type):
         raise TypeError(_refusal(dataset, method))
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         rows = None
