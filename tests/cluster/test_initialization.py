@@ -38,7 +38,8 @@ def test_a_strategy_connects_its_workers_by_tf_config() -> None:
 
 def test_a_strategy_connects_its_workers_by_jax_variables_and_through_no_proxy() -> None:
     told = {"JAX_COORDINATOR_ADDRESS": here(), "JAX_NUM_PROCESSES": "2", "http_proxy": f"http://{here()}"}
-    found = together("summed", [told | {"JAX_PROCESS_ID": str(i)} for i in range(2)])
+    others = [{}, {"no_grpc_proxy": "example.org"}]
+    found = together("summed", [told | others[i] | {"JAX_PROCESS_ID": str(i)} for i in range(2)])
     assert found == [[3.0, 0, 2, "worker", 0], [3.0, 1, 2, "worker", 1]]
 
 

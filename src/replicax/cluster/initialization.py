@@ -17,7 +17,7 @@ from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE, TFConfigClusterResolver
 from replicax.cluster.worker_group import WorkerGroup, detected_group, group_from_environment, group_of
 from replicax.system.addresses import host_and_port
-from replicax.system.environment import environment_defaults
+from replicax.system.environment import environment_values
 
 DEFAULT_TIMEOUT = 300.0
 """How many seconds workers wait for each other at the start, by default."""
@@ -94,7 +94,7 @@ def _connect(group: WorkerGroup, seconds: float) -> None:
     left = max(_AFTER_PREFLIGHT, min(seconds, 1e6) - (time.monotonic() - started))
     # The workers have reached the coordinator without a proxy. JAX's client would take one, and JAX warns of it.
     jax.config.update("jax_check_proxy_envs", False)
-    with environment_defaults({"no_grpc_proxy": host_and_port(group.coordinator, "the coordinator")[0]}):
+    with environment_values({"no_grpc_proxy": host_and_port(group.coordinator, "the coordinator")[0]}):
         jax.distributed.initialize(
             group.coordinator,
             num_processes=group.count,

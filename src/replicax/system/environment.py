@@ -15,15 +15,21 @@ _DEFAULT_FRACTION = 0.75
 
 
 @contextlib.contextmanager
-def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables unless they are set already."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+def environment_values(values: Mapping[str, str]) -> Iterator[None]:
+    """Set these environment variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in added:
+        for name, value in before.items():
             os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def environment_defaults(values: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Set these environment variables unless they are set already."""
+    return environment_values({name: value for name, value in values.items() if name not in os.environ})
 
 
 def chosen_threads(environment: Mapping[str, str]) -> int | None:
