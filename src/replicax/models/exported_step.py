@@ -93,7 +93,7 @@ def export(
             except ValueError as error:
                 if "read-only" not in str(error):  # as NumPy says of an array that is bound to the step
                     raise
-                raise store.assigning("an array of the model that is bound to it") from error
+                raise store.assigning("a read-only array, as a model has that is bound to it") from error
             leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
             return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 

@@ -93,6 +93,14 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
+def _converted_by(convert: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: ArrayLike) -> Any:
+        return convert(self.read_value())
+
+    method.__name__ = f"__{convert.__name__}__"
+    return method
+
+
 def _refuse_in_place(name: str) -> Callable[..., Any]:
     def method(self: ArrayLike, other: Any) -> NoReturn:
         raise TypeError(
@@ -113,4 +121,4 @@ for _name in _BINARY:
 for _name in _OTHERS:
     setattr(ArrayLike, f"__{_name}__", _forward(f"__{_name}__"))
 for _convert in (bool, int, float, complex, operator.index):
-    setattr(ArrayLike, f"__{_convert.__name__}__", lambda self, convert=_convert: convert(self.read_value()))
+    setattr(ArrayLike, f"__{_convert.__name__}__", _converted_by(_convert))
