@@ -422,6 +422,17 @@ def test_arrays_that_a_step_captures_would_not_be_trained(pair, options) -> None
     assert [value.tolist() for value in values()] == [[1] * 3] * 4
 
 
+@pytest.mark.parametrize("options", EXECUTORS)
+def test_an_operation_whose_result_is_its_operand_sets_nothing(pair, options) -> None:
+    trainer, w = Trainer(), jnp.ones(3)
+
+    def step(x):
+        return jax.lax.stop_gradient(trainer.params["w"]) + jnp.asarray(w) * trainer.params["w"] * x[0]
+
+    [first, *_] = pair.local_results(pair.run(step, args=(X,), options=options))
+    np.testing.assert_array_equal(first, 1 + X[0] * np.ones(3))
+
+
 def test_a_module_is_filled_with_variables(pair) -> None:
     with pair.scope():
         kernel = replicax.Variable(jnp.full((3, 2), 2.0), name="kernel")

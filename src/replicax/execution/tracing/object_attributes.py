@@ -132,12 +132,13 @@ class EarlierValue:
         self.leaves, self._structure = _flattened(self._value)
 
     def replaced(self, is_of_step: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
-        """The leaves, by path, in whose places there are now values that are of the step."""
+        """The leaves, by path, in whose places there are now other values, which are of the step."""
         leaves, structure = _flattened(self.variable.now)
         if not any(map(is_of_step, leaves)):
             return []
         now = {path: leaf for path, leaf in zip(key_paths(structure), leaves, strict=True) if is_of_step(leaf)}
-        return [(path, x) for path, x in zip(key_paths(self._structure), self.leaves, strict=True) if path in now]
+        before = zip(key_paths(self._structure), self.leaves, strict=True)
+        return [(path, x) for path, x in before if now.get(path, x) is not x]
 
     def is_lost(self, used: Callable[[], Collection[int]]) -> bool:
         """Whether the step, with the arrays of ``used`` ids, has used a leaf that it has then set to a computed one.
