@@ -197,9 +197,12 @@ def interrupt(make: Callable[[], Made], count: int, rng: random.Random) -> None:
             while True:
                 work()
         except KeyboardInterrupt:
-            while wanted.is_set():
-                with contextlib.suppress(KeyboardInterrupt), sending:
-                    wanted.clear()
+            while True:
+                with contextlib.suppress(KeyboardInterrupt):
+                    with sending:
+                        wanted.clear()
+                    time.sleep(0)  # one that has come late is raised here
+                    break
         survived += 1
         value = consistent(values, value)
         work()
