@@ -145,13 +145,13 @@ class Reducing:
         context.check_cross_replica(self.replicas, "extended.broadcast_to")
         tensor = mirrored(tensor, "extended.broadcast_to")
         where = destination(self.replicas, destinations, "extended.broadcast_to")
-        is_there = context.in_step()
-        if not is_there:
+        in_step = context.in_step()
+        if not in_step:
             context.check_present(self.replicas, "extended.broadcast_to")
         where = mirrored_sharding(self.replicas.mesh) if where is None else where
 
         def placed(path: Any, leaf: Any) -> Any:
             name = f"extended.broadcast_to: tensor{jax.tree_util.keystr(path)}"
-            return as_array(leaf, name) if is_there else put(leaf, where, where=name)
+            return as_array(leaf, name) if in_step else put(leaf, where, where=name)
 
         return jax.tree_util.tree_map_with_path(placed, registered(tensor))
