@@ -44,10 +44,10 @@ def place_components(components: Sequence[Any], replicas: Replicas, types: Seque
     """
     if None in types:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
-    arrays = [
-        jax.device_put(as_array(c, "a component of a PerReplica"), d)
-        for c, d in zip(components, replicas.local_devices.values(), strict=True)
-    ]
+    arrays = [as_array(c, "a component of a PerReplica") for c in components]
+    if len(set(types)) == 1 and replicas.per_device == 1:
+        return PerReplica(Stacked(stack(arrays, replicas)))  # which puts them on the devices
+    arrays = [jax.device_put(a, d) for a, d in zip(arrays, replicas.local_devices.values(), strict=True)]
     if len(set(types)) == 1:
         return PerReplica(Stacked(stack(arrays, replicas)))
     if len({(dtype, len(shape)) for dtype, shape in filter(None, types)}) == 1 and not is_key(arrays[0].dtype):
@@ -64,7 +64,7 @@ def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def stack(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
-    """``[num_replicas, *shape]`` from one array on the first device of each of this worker's replicas."""
+    """``[num_replicas, *shape]`` from one array of each of this worker's replicas; those of a device lie there."""
     k = replicas.per_device
     slices = [a[None] for a in arrays] if k == 1 else [jnp.stack(arrays[i : i + k]) for i in range(0, len(arrays), k)]
     shape = replicas.num_replicas, *arrays[0].shape
