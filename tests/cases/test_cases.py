@@ -11,6 +11,7 @@ import pytest
 import replicax
 from tests.cases.cases import CASES, REPLICAS, A, Case, X, bundles, numbers, plainly, together
 from tests.conftest import strategy_of
+from tests.programs.programs import components
 
 pytestmark = pytest.mark.filterwarnings("ignore::replicax.errors.LocalityWarning")  # some draw from a key that all have
 
@@ -69,8 +70,9 @@ def check(cases: list[Case], options: replicax.RunOptions | None) -> None:
         theirs = [jax.tree.leaves(e[case.name]) for e in expected]
         assert tree == jax.tree.structure(expected[0][case.name]), case.name
         for i, leaf in enumerate(mine):
+            held = components(leaf) if is_per_replica(leaf) else [leaf] * REPLICAS
             for replica in range(REPLICAS):
-                own = numbers(leaf.values[replica] if is_per_replica(leaf) else leaf)
+                own = numbers(held[replica])
                 other = numbers(theirs[replica][i])
                 same = own.shape == other.shape and own.dtype == other.dtype
                 if not same or not np.allclose(own, other, rtol=2e-5, atol=5e-6, equal_nan=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from replicax import REPLICA_AXIS
 from replicax.variables.partitioners import over_all
 from tests.checkpoint.runs import Run
 from tests.conftest import shared_strategy, strategy_of
+from tests.programs.programs import components
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
@@ -38,24 +40,31 @@ def rows(strategy: replicax.Strategy, *shape: int) -> Any:
 
 def everyones(strategy: replicax.Strategy, tree: Any) -> Any:
     """The components of each leaf, and plain arrays."""
-    return jax.tree.map(
-        lambda v: [np.asarray(x) for x in strategy.local_results(v)] if isinstance(v, replicax.PerReplica) else v,
-        tree,
-        is_leaf=lambda v: isinstance(v, replicax.PerReplica),
-    )
+
+    def read(leaf: Any) -> Any:
+        if not isinstance(leaf, replicax.PerReplica):
+            return leaf
+        return [np.asarray(x) for x in (components(leaf) if leaf.mask is None else strategy.local_results(leaf))]
+
+    return jax.tree.map(read, tree, is_leaf=lambda v: isinstance(v, replicax.PerReplica))
 
 
 def assert_same(found: Any, expected: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-def compare(step: Any, devices: int, *shape: int, options: Any = None) -> None:
-    """``step`` on 8 replicas: with as many devices, and with fewer."""
-    results = []
-    for strategy in (strategy_of(8), shared_strategy(8, devices)):
-        results.append(everyones(strategy, strategy.run(step, (rows(strategy, *shape),), options=options)))
-    assert jax.tree.structure(results[0]) == jax.tree.structure(results[1])
-    assert_same(results[1], results[0])
+@functools.cache
+def on_devices_of_their_own(step: Any, replicas: int, *shape: int) -> Any:
+    strategy = strategy_of(replicas)
+    return everyones(strategy, strategy.run(step, (rows(strategy, *shape),)))
+
+
+def compare(step: Any, devices: int, *shape: int, replicas: int = 8, options: Any = None) -> None:
+    """``step`` on so many replicas: compiled for as many devices, and with fewer."""
+    strategy, expected = shared_strategy(replicas, devices), on_devices_of_their_own(step, replicas, *shape)
+    found = everyones(strategy, strategy.run(step, (rows(strategy, *shape),), options=options))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert_same(found, expected)
 
 
 # --- collectives ----------------------------------------------------------------------------------------
@@ -123,7 +132,7 @@ def collectives_of_replicas(x: jax.Array) -> Any:
 
 @pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["compiled", "per_replica"])
 def test_collectives_of_replicas(options: Any) -> None:
-    compare(collectives_of_replicas, 2, 4, options=options)
+    compare(collectives_of_replicas, 2, 4, replicas=4, options=options)
 
 
 def test_a_timeout_names_all_replicas_of_the_device_that_is_missing() -> None:

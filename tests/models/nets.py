@@ -13,15 +13,14 @@ import replicax
 
 
 class MLP(nnx.Module):
-    """Layers whose results do not depend on how examples are divided."""
+    """Layers whose results do not depend on how examples are divided, and few of them: most tests take this."""
 
     def __init__(self, *, rngs):
         self.first = nnx.Linear(6, 16, rngs=rngs)
-        self.norm = nnx.LayerNorm(16, rngs=rngs)
         self.last = nnx.Linear(16, 4, rngs=rngs)
 
     def __call__(self, x):
-        return self.last(jax.nn.relu(self.norm(self.first(x))))
+        return self.last(jax.nn.relu(self.first(x)))
 
 
 class CNN(nnx.Module):

@@ -548,6 +548,7 @@ def test_a_loss_reaches_the_transformation_inside_multi_steps(pair) -> None:
         loss, gradients = nnx.value_and_grad(lambda model: average(jnp.square(model(x)[:, 0] - 1)))(model)
         optimizer.update(model, gradients, value=loss)
 
+    alone = nnx.jit(functools.partial(step, jnp.mean))
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0)  # never better, so it reduces
     found = []
     for run in (lambda *args: pair.run(functools.partial(step, replicax.compute_average_loss), args), None):
@@ -555,7 +556,7 @@ def test_a_loss_reaches_the_transformation_inside_multi_steps(pair) -> None:
         optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.chain(optax.sgd(0.1), plateau), 2), wrt=nnx.Param)
         data = [batch["x"] for batch in batches()]
         for x in pair.distribute_dataset(data) if run else data:
-            (run or functools.partial(step, jnp.mean))(model, optimizer, x)
+            (run or alone)(model, optimizer, x)
         found.append(arrays(model, optimizer))
     check_alike(*found)
 
@@ -572,7 +573,7 @@ def test_a_line_search_sees_the_loss_of_the_whole_batch(pair, executor) -> None:
         value_fn = lambda parameters: loss_of(nnx.merge(graph, parameters))  # noqa: E731
         optimizer.update(model, gradients, value=loss, grad=gradients, value_fn=value_fn)
 
-    options = replicax.RunOptions(executor=executor)
+    options, alone = replicax.RunOptions(executor=executor), nnx.jit(functools.partial(step, jnp.mean))
     found = []
     for run in (
         lambda *args: pair.run(functools.partial(step, replicax.compute_average_loss), args, options=options),
@@ -582,7 +583,7 @@ def test_a_line_search_sees_the_loss_of_the_whole_batch(pair, executor) -> None:
         optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
         data = [batch["x"] for batch in batches()]
         for x in pair.distribute_dataset(data) if run else data:
-            (run or functools.partial(step, jnp.mean))(model, optimizer, x)
+            (run or alone)(model, optimizer, x)
         found.append(arrays(model))
     check_alike(*found)
 

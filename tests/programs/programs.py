@@ -16,6 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import replicax
+from replicax.values import Ragged
+
 AXIS = "replica"
 """What collectives of ``jax.lax`` call the axis along which the replicas lie."""
 
@@ -153,6 +156,14 @@ def third_party(step: Callable[..., Any]) -> Callable[..., Any]:
             return step(*args, **kwargs)
 
     return relaxed
+
+
+def components(value: replicax.PerReplica) -> list[Any]:
+    """A value's components, on the host: ``value.values`` compiles a program for each of their shapes and devices."""
+    array = getattr(value.form, "array", None)
+    if array is None or isinstance(value.form, Ragged) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return list(value.values)
+    return list(np.asarray(array))
 
 
 # --- data -----------------------------------------------------------------------------------------------

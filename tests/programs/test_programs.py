@@ -25,7 +25,7 @@ from tests.programs import (  # noqa: F401
     programs_random,
     programs_variables,
 )
-from tests.programs.programs import PROGRAMS, Program, bundles, third_party
+from tests.programs.programs import PROGRAMS, Program, bundles, components, third_party
 from tests.soaking import soak_except
 
 T = replicax.Locality.PER_REPLICA
@@ -73,7 +73,7 @@ def assert_same(found: Any, expected: Any, what: str) -> None:
 def copies(leaf: Any, replicas: int) -> list[Any]:
     """What each replica's device holds of a result."""
     if is_per_replica(leaf):
-        return list(leaf.values)
+        return components(leaf)
     shards = sorted(leaf.addressable_shards, key=lambda s: s.device.id)
     return [shards[i * len(shards) // replicas].data for i in range(replicas)]
 
