@@ -7,7 +7,7 @@ import enum
 import numbers
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,6 +61,12 @@ def checked_integer(value: Any, what: str, least: int = 1, note: str = "") -> in
     return integer
 
 
+def as_keys(value: Any) -> frozenset[str] | None:
+    """The strings in ``value`` as a set; ``None`` if it is a single string, or no iterable of strings."""
+    keys: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [None]
+    return frozenset(keys) if all(isinstance(key, str) for key in keys) else None
+
+
 def text_of(where: str | Callable[[], str]) -> str:
     """``where`` something stands, for a message: a text, or what makes it, as most are never needed."""
     return where() if callable(where) else where
@@ -90,4 +96,24 @@ def checked_path(value: Any, what: str, note: str = "") -> str:
         raise TypeError(f"{what} must be a path, a str or an os.PathLike, got {value!r}{note}") from None
     if not path:
         raise ValueError(f"{what} must be a path, got an empty string (the current folder is '.')")
+    return path
+
+
+def checked_folder(value: Any, what: str, note: str = "") -> str:
+    """``value``, the user's argument ``what``, as an absolute path of a checkpoint; as :func:`checked_path`.
+
+    Raises:
+      FileNotFoundError: it is relative, and the current folder has been deleted.
+      ValueError: it can't be written in UTF-8, in which TensorStore takes paths.
+    """
+    path = checked_path(value, what, note)
+    try:
+        path = os.path.abspath(path)
+        path.encode()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{what} is relative, {path!r}, and the current folder has been deleted: pass an absolute path"
+        ) from None
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} must be a path in UTF-8, got {path!r}: rename the folder") from None
     return path

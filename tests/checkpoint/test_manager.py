@@ -387,6 +387,9 @@ def test_folders_that_cannot_be(checkpoint, tmp_path, caplog) -> None:
         replicax.CheckpointManager(checkpoint, tmp_path / "link")
     with pytest.raises(OSError, match=r"the folder /proc/nowhere/run can't be made"):
         replicax.CheckpointManager(checkpoint, "/proc/nowhere/run")
+    for use in (checkpoint.save, checkpoint.restore, lambda path: replicax.CheckpointManager(checkpoint, path)):
+        with pytest.raises(ValueError, match=r"must be a path in UTF-8, got '.*\\udcff'"):
+            use(os.fsencode(tmp_path) + b"/\xff")
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "manager.json").write_text("{}")
     with pytest.raises(OSError, match=r"manager.json can't be read, by which .*; remove it"):
@@ -395,3 +398,12 @@ def test_folders_that_cannot_be(checkpoint, tmp_path, caplog) -> None:
     (tmp_path / "run" / "metrics.json").write_text("{")
     assert replicax.CheckpointManager(checkpoint, tmp_path / "run").steps == (1,)
     assert "metrics.json, which has metrics of checkpoints, can't be read: " in caplog.text
+
+
+def test_a_relative_folder_in_one_that_is_deleted(checkpoint, tmp_path, monkeypatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for use in (checkpoint.save, checkpoint.restore, lambda path: replicax.CheckpointManager(checkpoint, path)):
+        with pytest.raises(FileNotFoundError, match="is relative, 'run', and the current folder has been deleted"):
+            use("run")

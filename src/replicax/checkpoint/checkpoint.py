@@ -13,7 +13,7 @@ from typing import Any, Never
 import jax
 
 from replicax import _jax, context
-from replicax.argument_checks import checked_path
+from replicax.argument_checks import checked_folder
 from replicax.checkpoint.background_save import BackgroundSave, Write
 from replicax.checkpoint.complete_checkpoint import CompleteCheckpoint, find_complete
 from replicax.checkpoint.leaves import IteratorLeaf, Leaves, without_name
@@ -134,7 +134,7 @@ class Checkpoint:
 
         With several workers, one exchange of messages before the copy, and more in the background.
         """
-        path = checked_path(path, "Checkpoint.save(path)")
+        path = checked_folder(path, "Checkpoint.save(path)")
         self._background.wait()
         self._begin_save(path)
         if wait:
@@ -162,7 +162,7 @@ class Checkpoint:
           ContextError: called in a step.
         """
         check_outside("Checkpoint.restore")
-        path = os.path.abspath(checked_path(path, "Checkpoint.restore(path)", _NEWEST))
+        path = checked_folder(path, "Checkpoint.restore(path)", _NEWEST)
         self._background.wait()
         source, problem = find_complete(path, self._lockstep)
         if source is None:
@@ -203,7 +203,7 @@ class Checkpoint:
         leaves = self._present_leaves()
         for _, variable in leaves.variables():
             context.check_present(variable.replicas, "Checkpoint.save")
-        path, plain = os.path.abspath(path), plain_entries(leaves)
+        plain = plain_entries(leaves)
         with lockstep.failing_together("Checkpoint.save"):
             if first is not None:
                 first()

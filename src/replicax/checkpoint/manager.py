@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from replicax import _jax
-from replicax.argument_checks import checked_integer, checked_path, is_number
+from replicax.argument_checks import checked_folder, checked_integer, is_number
 from replicax.checkpoint.background_save import wait_for_all
 from replicax.checkpoint.checkpoint import Checkpoint, check_outside
 from replicax.checkpoint.complete_checkpoint import find_complete
@@ -86,7 +86,7 @@ class CheckpointManager(NameHints):
         if every_seconds is not None and not (is_number(every_seconds) and every_seconds > 0):
             raise ValueError(f"CheckpointManager: every_seconds must be a positive number, got {every_seconds!r}")
         self._best = _checked_best(best)
-        self._folder = Folder(os.path.abspath(checked_path(directory, "CheckpointManager: directory")))
+        self._folder = Folder(checked_folder(directory, "CheckpointManager: directory"))
         self._lockstep = checkpoint._lockstep
         self._alarm = None if every_seconds is None else _Alarm(every_seconds, self._lockstep)
         self._prepare()
