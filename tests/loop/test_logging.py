@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import os
 import pathlib
 import re
 import types
@@ -613,6 +614,41 @@ def test_names_are_shown_as_they_are(name: str, is_terminal: bool) -> None:
     show.on_log(run, run.step, {name: 0.5})
     show.on_end(run)
     assert f"{name} 0.5" in out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["line", "terminal", "notebook"])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe"), ValueError("closed file")]
+)
+def test_a_run_goes_on_whose_progress_cant_be_written(
+    kind: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writes = []
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            if len(writes) < 3:
+                return len(text)
+            raise error
+
+    monkeypatch.setattr(os, "dup2", lambda *args: None)  # by which Rich would close this process' output
+    console = Console(file=Broken(), force_terminal=kind == "terminal", force_jupyter=kind == "notebook", width=80)
+    console.is_jupyter = kind == "notebook"
+    run = replicax.train(
+        lambda x: x.sum(),
+        strategy_of(1).distribute_dataset([np.ones(2)]),
+        40,
+        log_every=2,
+        callbacks=[Progress(console, clock=ticking())],
+        evaluate=lambda: {"accuracy": 0.5},
+        evaluate_every=10,
+        progress=False,
+    )
+    assert run.step == 40
+    [told] = [record.getMessage() for record in caplog.records if "progress" in record.getMessage()]
+    assert told == f"the progress of the run can't be shown any more, and the run goes on: {error}"
+    assert len(writes) < 20
 
 
 def test_the_chief_says_where_the_time_went(capsys: Any) -> None:

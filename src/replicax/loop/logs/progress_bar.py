@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from replicax.loop.callbacks import Callback
 from replicax.loop.training_run import TrainingRun
@@ -13,6 +15,7 @@ from replicax.system.quantities import hours_in_words
 if TYPE_CHECKING:
     from rich.console import Console
 
+log = logging.getLogger("replicax")
 LINES = 10.0
 """Seconds between two lines, where there is no terminal."""
 REFRESH = 0.1
@@ -23,8 +26,32 @@ WIDTH = 24
 """Of the bar in that line, in characters."""
 
 
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _unless_broken(method: _Method) -> _Method:
+    """Have a method of :class:`Progress` write no more once its output can't be written: training goes on."""
+
+    @functools.wraps(method)
+    def guarded(self: Progress, *args: Any, **kwargs: Any) -> None:
+        try:
+            if not self._is_broken:
+                method(self, *args, **kwargs)
+        except (OSError, ValueError, SystemExit) as error:  # the disk is full, the file closed; the pipe, says Rich
+            self._is_broken = self._console.quiet = True
+            why = error.__context__ if isinstance(error, SystemExit) else error
+            log.warning("the progress of the run can't be shown any more, and the run goes on: %s", why)
+            if self._bar is not None:
+                self._bar.stop()
+
+    return cast(_Method, guarded)
+
+
 class Progress(Callback):
-    """Shows how far a run has come, on the chief; where there is no terminal, in a line every ``lines`` seconds."""
+    """Shows how far a run has come, on the chief; where there is no terminal, in a line every ``lines`` seconds.
+
+    If that can't be written it logs so once, and shows nothing more.
+    """
 
     def __init__(
         self,
@@ -47,7 +74,9 @@ class Progress(Callback):
         self._run: TrainingRun | None = None  # whose line is redrawn
         self._numbers = ""
         self._drawn = 0  # how long that line is
+        self._is_broken = False
 
+    @_unless_broken
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._run is None:
@@ -57,6 +86,7 @@ class Progress(Callback):
         self._console.file.write(f"{line}\n")
         self._redraw()
 
+    @_unless_broken
     def on_start(self, run: TrainingRun) -> None:
         self._began, self._first, self._steps = self._clock(), run.step, run.steps
         if self._console.is_jupyter:
@@ -86,6 +116,7 @@ class Progress(Callback):
         self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers=())
         self._bar.start()
 
+    @_unless_broken
     def advanced(self, step: int, is_logged: bool = False) -> None:
         """Show that steps have been launched; ``is_logged``: the numbers of the last one get a line later."""
         if self._bar is not None:
@@ -103,6 +134,7 @@ class Progress(Callback):
                 self._last = step, self._line(step, now)
                 self._print_last()
 
+    @_unless_broken
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         self._numbers = described(values)
         if self._bar is not None:
@@ -117,11 +149,13 @@ class Progress(Callback):
             self._shown = now
             self._print_last()
 
+    @_unless_broken
     def on_evaluation(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         if self._bar is None and self._run is None:
             self._print_last()
         self.say(f"step {step:,} of {run.steps:,}   evaluation: {described(values)}")
 
+    @_unless_broken
     def on_end(self, run: TrainingRun) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=run.step)
