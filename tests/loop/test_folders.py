@@ -66,6 +66,19 @@ def test_what_a_step_uses_is_found_by_name() -> None:
     assert objects_of(functools.partial(lambda x: isinstance(x, Line))) == {}
 
 
+def test_what_is_a_default_argument_is_found() -> None:
+    with strategy_of(1).scope():
+        v, w, u = (replicax.Variable(0.0, name=name) for name in "vwu")
+
+    def scaled(x: Any, /, by: Any = v) -> Any:
+        return x * by
+
+    def step(x: Any, weight: Any = w, *, shift: Any = u) -> Any:
+        return scaled(x) * weight + shift
+
+    assert list(objects_of(step)) == ["weight", "shift", "by"]
+
+
 def test_a_module_without_variables_of_its_own_is_left_out() -> None:
     net = nn.Dense(3)  # its variables are a pytree beside it
     params = replicax.as_variables(net.init(jax.random.key(0), np.ones((1, 2), np.float32)))

@@ -25,8 +25,8 @@ DEPTH = 4
 def objects_of(step: Callable[..., Any]) -> dict[str, Any]:
     """The variables, optimizers, metrics, models and pytrees of variables that a step uses, by name.
 
-    Closures, globals, arguments of a ``functools.partial`` and attributes of objects are looked at, also those of the
-    functions that the step calls.
+    Closures, globals, default arguments, arguments of a ``functools.partial`` and attributes of objects are looked at,
+    also those of the functions that the step calls.
 
     >>> import replicax
     >>> w = replicax.Variable(0.0, name="w")
@@ -97,6 +97,10 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
