@@ -9,6 +9,7 @@ from replicax import _jax
 from replicax.planning.chip_specs import chip_and_share
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
+from replicax.system.quantities import counted
 
 RATED = 4
 """Over how many logging intervals speed is measured: one alone may have waited for another's."""
@@ -21,7 +22,7 @@ class Speed:
         self.flops = 0  # of a step on all replicas; 0: unknown
         self.peak = peak_of(strategy)
         self._tokens = tokens_per_example
-        self._predicted = None if plan is None else predicted_seconds(plan)
+        self._predicted = None if plan is None else predicted_seconds(plan, strategy)
         # Steps, examples, and seconds of training.
         self._rates = collections.deque([(0, 0, 0.0)], maxlen=RATED + 1)
 
@@ -67,8 +68,18 @@ def flops_of(jaxpr: Any) -> int:
     return sum(_jax.executed_sum(equation, _jax.product_flops) for equation in jaxpr.eqns)
 
 
-def predicted_seconds(plan: Plan) -> float:
-    """Return the seconds that a step takes, according to the plan; raises a ValueError if it does not say."""
+def predicted_seconds(plan: Plan, strategy: Strategy) -> float:
+    """Return the seconds that a step takes, according to the plan.
+
+    Raises a ValueError if it does not say, or is a plan for other devices than those of ``strategy``.
+    """
+    devices, replicas = strategy.extended.mesh.devices, strategy.num_replicas_in_sync
+    if (plan.replicas, plan.devices, plan.platform) != (replicas, devices.size, devices.flat[0].platform):
+        raise ValueError(
+            f"replicax.train: the plan is for {counted(plan.replicas, 'replica')} on {plan.devices} × "
+            f"{plan.device_kind}, and the step runs on {counted(replicas, 'replica')} on {devices.size} × "
+            f"{devices.flat[0].device_kind}: pass the plan of this strategy, or leave plan out"
+        )
     if plan.timeline is None:
         raise ValueError(
             f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is "
