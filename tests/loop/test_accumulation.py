@@ -566,8 +566,12 @@ def test_what_can_not_be_accumulated_is_told() -> None:
             strategy.run(accumulated(step, 2), args=(x,))
     labelled = accumulated(lambda x: replicax.compute_average_loss(x, global_batch_size=jnp.asarray(4)), 2)
     assert float(strategy.run(labelled, args=(x,))) == 2.0
-    with pytest.raises(TypeError, match=r"mean must be a list of keys, or True, got 'loss': \['loss'\]"):
+    with pytest.raises(TypeError, match=r"mean must be a list of keys, or True, got 'loss'; for one: mean=\[key\]"):
         accumulated(len, 2, mean="loss")
+    with pytest.raises(TypeError, match=r"mean must be a list of keys, or True, got \[1\]"):
+        accumulated(len, 2, mean=[1])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="returns no number called 'typo'; it returns 'loss', 'rows'"):
+        strategy.run(accumulated(lambda x: {"loss": x.sum(), "rows": 1}, 2, mean=["loss", "typo"]), args=(x,))
     with pytest.raises(ValueError, match="parts must be an int of at least 1"):
         accumulated(with_value, 0)
     with pytest.raises(ValueError, match=r"of 2 lengths, \[4, 8\]"):

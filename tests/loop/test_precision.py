@@ -364,6 +364,7 @@ def test_unscaling_leaves_the_indices_of_rows_and_gradients_of_integers() -> Non
         ({"kind": "fp16", "loss_scale": 0}, ValueError, "a positive number, or None, got 0"),
         ({"kind": "fp16", "loss_scale": "dynamic"}, ValueError, "loss_scale must be 'auto'"),
         ({"kind": "bf16", "keep": "y"}, TypeError, r"for one: keep=\[key\]"),
+        ({"kind": "bf16", "keep": None}, TypeError, "keep must be a list of keys of the batch, got None"),
     ],
 )
 def test_arguments_are_checked(kwargs: Any, error: type[Exception], match: str) -> None:

@@ -20,7 +20,7 @@ from replicax.loop.step_objects import objects_of
 from replicax.loop.training_loop import TrainingLoop
 from replicax.loop.training_run import TrainingRun
 from replicax.loop.wall_time import WallTime, since_process_start
-from replicax.loop.wrapped_steps.accumulation import accumulated
+from replicax.loop.wrapped_steps.accumulation import AccumulatedStep
 from replicax.loop.wrapped_steps.precision import DTYPES, Precision
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
@@ -157,7 +157,7 @@ def train(
     parts = checked_integer(accumulate, "replicax.train: accumulate")
     loop = TrainingLoop(
         strategy=strategy,
-        fn=accumulated(step, parts, mean=combination.means),
+        fn=step if parts == 1 else AccumulatedStep(step, parts, combination.means, others=True),
         dataset=dataset,
         steps=steps,
         wall=wall,

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _jax, context
-from replicax.argument_checks import checked_integer
+from replicax.argument_checks import as_keys, checked_integer
 from replicax.collectives import ReplicaExamples
 from replicax.devices.host_values import as_array, strongly_typed
 from replicax.errors import ContextError, warn
@@ -60,8 +60,8 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
 
     Raises:
       ValueError: ``parts`` is not an int of at least 1. In the step: no array to split; arrays of different lengths;
-        what it returns are no numbers; the loss is no share; ``apply_gradients`` is given further arguments, or is not
-        called.
+        what it returns are no numbers, or none has a key of ``mean``; the loss is no share; ``apply_gradients`` is
+        given further arguments, or is not called.
       TypeError: ``mean`` is one key, and no list.
       TraceError: in the step: a variable is used that ``apply_gradients``, or the update of an ``nnx.Optimizer``, is to
         change, after it was called.
@@ -84,18 +84,22 @@ def accumulated(step: Callable[..., Any], parts: int, *, mean: Iterable[str] | b
     """
     parts = checked_integer(parts, "accumulated(step, parts): parts")
     checked_function(step, "accumulated(step, parts)", "step")
-    if isinstance(mean, str):
-        raise TypeError(f"accumulated(step, parts): mean must be a list of keys, or True, got {mean!r}: [{mean!r}]")
-    return step if parts == 1 else AccumulatedStep(step, parts, mean if isinstance(mean, bool) else frozenset(mean))
+    keys = mean if isinstance(mean, bool) else as_keys(mean)
+    if keys is None:
+        raise TypeError(
+            f"accumulated(step, parts): mean must be a list of keys, or True, got {mean!r}; for one: mean=[key]"
+        )
+    return step if parts == 1 else AccumulatedStep(step, parts, keys)
 
 
 class AccumulatedStep(Wrapper):
     """A step that takes its batch in parts; see :func:`accumulated`."""
 
-    def __init__(self, fn: Callable[..., Any], parts: int, mean: frozenset[str] | bool) -> None:
-        super().__init__(fn, parts, mean)
+    def __init__(self, fn: Callable[..., Any], parts: int, mean: frozenset[str] | bool, others: bool = False) -> None:
+        super().__init__(fn, parts, mean, others)
         self._parts = parts
         self._mean = mean
+        self._has_others = others  # whether ``mean`` may have keys that the step does not return
         self._rows = (0, 0)  # the most that it was traced for, of a replica's batch: without and with padding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,6 +167,12 @@ class AccumulatedStep(Wrapper):
     def are_means(self, tree: Any) -> tuple[list[str], list[bool]]:
         """The names of the numbers that the step returns, and whether each is averaged over the micro-batches."""
         names = [number_name(path) for path in key_paths(tree)]
+        unknown = [] if isinstance(self._mean, bool) or self._has_others else sorted(self._mean.difference(names))
+        if unknown:
+            raise ValueError(
+                f"accumulated({self.__name__}, {self._parts}, mean=…): the step returns no number called "
+                f"{unknown[0]!r}; it returns {str(names)[1:-1] or 'none'}"
+            )
         return names, [self._mean if isinstance(self._mean, bool) else name in self._mean for name in names]
 
 

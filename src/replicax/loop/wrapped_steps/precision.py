@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _jax, context
+from replicax.argument_checks import as_keys
 from replicax.errors import ContextError, warn
 from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import cells_in
@@ -89,10 +90,11 @@ class Precision:
     ) -> None:
         if not isinstance(kind, str) or kind not in DTYPES:
             raise ValueError(f"Precision: kind must be 'bf16' or 'fp16', got {kind!r}")
-        if isinstance(keep, str) or not all(isinstance(key, str) for key in keep):
+        keys = as_keys(keep)
+        if keys is None:
             raise TypeError(f"Precision: keep must be a list of keys of the batch, got {keep!r}; for one: keep=[key]")
         self.dtype = jnp.dtype(DTYPES[kind])
-        self._keep = frozenset(keep)
+        self._keep = keys
         self._is_dynamic = loss_scale == "auto" and self.dtype == jnp.float16
         first = FIRST if self._is_dynamic else None if loss_scale == "auto" else loss_scale
         if first is not None and (
