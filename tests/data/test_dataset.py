@@ -191,6 +191,18 @@ def test_what_is_no_dataset(pair, dataset, message) -> None:
         pair.distribute_dataset(dataset)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_dataset_is_distributed_once(replicas) -> None:
+    strategy = replicax.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    distributed = strategy.distribute_dataset(BATCHES)
+    for again in (
+        lambda: strategy.distribute_dataset(distributed),
+        lambda: strategy.distribute_datasets_from_function(lambda context: distributed),
+    ):
+        with pytest.raises(TypeError, match=r"batches are not distributed yet, got DistributedDataset\(a list"):
+            again()
+
+
 @pytest.mark.parametrize("rows", [4, 5])  # 5 do not divide
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_buffer_that_is_filled_again(rows, replicas) -> None:

@@ -48,7 +48,13 @@ class DistributedDataset:
     ) -> None:
         from replicax.data.pipeline import InputPipeline  # loads Grain
 
-        self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn, examples)
+        dataset = dataset if dataset_fn is None else dataset_fn(workers.context)
+        if isinstance(dataset, DistributedDataset):
+            raise TypeError(
+                f"{method} takes a dataset whose batches are not distributed yet, got {dataset!r}: iterate over that "
+                "one, or pass the dataset that it was made of"
+            )
+        self._pipeline = InputPipeline(dataset, options, workers, method, dataset_fn is not None, examples)
 
     def __repr__(self) -> str:
         pipeline = self._pipeline

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from replicax.data.options import AutoShardPolicy, InputOptions, PartialBatch
 from replicax.data.reading.batches import READ_NOTHING_AHEAD, Reading, State, reading_of
 from replicax.data.reading.sources import as_source
 from replicax.data.same_dataset import check_same_dataset
-from replicax.data.workers import InputContext, InputWorkers
+from replicax.data.workers import InputWorkers
 from replicax.extended.described_arguments import PaddedShapeDtypeStruct
 
 
@@ -36,14 +35,14 @@ class InputPipeline:
         options: InputOptions,
         workers: InputWorkers,
         method: str,
-        dataset_fn: Callable[[InputContext], Any] | None,
+        whole: bool,
         examples: bool,
     ) -> None:
         self.workers = workers
         self.options = options
-        self.whole = dataset_fn is not None  # each batch is for one replica, rather than for all
+        self.whole = whole  # each batch is for one replica, rather than for all
         self.examples = examples  # a batch is one example of a replica, whose arrays need have no rows
-        self.source = as_source(dataset if dataset_fn is None else dataset_fn(workers.context), method)
+        self.source = as_source(dataset, method)
         self.reading = reading_of(self.source)
         policy = options.auto_shard_policy
         assert isinstance(policy, AutoShardPolicy)

@@ -37,7 +37,7 @@ class InputMixin:
           starts from the beginning.
 
         Raises:
-          TypeError: ``dataset`` is an iterator, which allows only one pass, or not iterable.
+          TypeError: ``dataset`` is an iterator, which allows only one pass, distributed already, or not iterable.
           ValueError: an empty dataset; sharding by file with fewer files than workers; while iterating: a batch that
             has no dim to split.
           ContextError: called inside a replica.

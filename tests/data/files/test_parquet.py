@@ -126,6 +126,13 @@ def test_columns(tmp_path) -> None:
     assert list(replicax.data.parquet_rows(tmp_path / "*", columns=["c", "a"])) == [{"c": 3, "a": 1}]
     with pytest.raises(ValueError, match=r"columns names \['d'\], but the file has \['a', 'b', 'c'\]"):
         replicax.data.parquet_rows(tmp_path / "*", columns=["d"])
+    with pytest.raises(ValueError, match=r"parquet_rows: columns has the columns \['a'\] more than once"):
+        replicax.data.parquet_rows(tmp_path / "*", columns=["a", "b", "a"])
+    twice = tmp_path / "twice.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"]), twice)
+    assert list(replicax.data.parquet_rows(twice, columns=["b"])) == [{"b": 3}]
+    with pytest.raises(ValueError, match=r"twice\.parquet has the columns \['a'\] more than once"):
+        replicax.data.parquet_rows(twice)
     for wrong, shown in (([], r"\[\]"), ("ab", "'ab'")):
         with pytest.raises(ValueError, match=f"columns must be a list of at least one column, got {shown}"):
             replicax.data.parquet_rows(tmp_path / "*", columns=wrong)

@@ -14,7 +14,7 @@ import numpy as np
 from replicax import _jax
 from replicax.data.files.csv_values import Converter, converters, requested
 from replicax.data.files.file_bytes import Lines, check_encoding
-from replicax.data.files.format import Format, Reader
+from replicax.data.files.format import Format, Reader, check_names
 from replicax.data.files.paths import Path, expand
 from replicax.errors import shortened
 
@@ -151,13 +151,6 @@ class _Form:
             if len(first) == _SAMPLE:
                 break
         return header, first
-
-
-def check_names(names: Sequence[str], where: str) -> None:
-    """Refuse duplicate columns."""
-    twice = sorted({name for name in names if list(names).count(name) > 1})
-    if twice:
-        raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
 
 
 class CsvReader(Reader):

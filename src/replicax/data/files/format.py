@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -62,3 +62,10 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
         f"{file}: {wanted} records of this file had been read when the state was saved, but it has only {records} now. "
         "Has it been changed or replaced?"
     )
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse duplicate columns."""
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax import _jax
 from replicax.data.files import arrow
-from replicax.data.files.format import Format, Reader, ended
+from replicax.data.files.format import Format, Reader, check_names, ended
 from replicax.data.files.paths import Path, expand
 from replicax.system.packages import check_installed
 
@@ -42,8 +42,8 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
       ImportError: pyarrow is not installed.
       FileNotFoundError: a file does not exist, or a glob matches none.
       TypeError: a column has a type without a NumPy form, such as decimals or maps.
-      ValueError: a column is unknown, or a file is not a Parquet file; and, while reading, a file has other columns, is
-        corrupt, or lacks a value, with the file, the column and the row.
+      ValueError: a column is unknown or named twice, or a file is not a Parquet file; and, while reading, a file has
+        other columns, is corrupt, or lacks a value, with the file, the column and the row.
 
     >>> import replicax, tempfile, os, pyarrow, pyarrow.parquet
     >>> file = os.path.join(tempfile.mkdtemp(), "points.parquet")
@@ -61,6 +61,7 @@ def parquet_rows(files: Path | Iterable[Path], columns: Sequence[str] | None = N
     if columns is not None and (isinstance(columns, str) or not columns):
         raise ValueError(f"parquet_rows: columns must be a list of at least one column, got {columns!r}")
     wanted = tuple(columns) if columns is not None else None
+    check_names(wanted or (), "parquet_rows: columns")
     types = next(filter(None, (types_in(file, wanted) for file in paths)), {})
     read = functools.partial(ParquetReader, columns=wanted, expected=types)
     return FilesDataset(paths, Format("parquet_rows", ("row",), read))
@@ -78,6 +79,7 @@ def types_in(file: str, columns: Sequence[str] | None) -> dict[str, str]:
 def types_of(parquet_file: Any, file: str, columns: Sequence[str] | None) -> dict[str, str]:
     """As :func:`types_in`, of a file that is open."""
     schema = parquet_file.schema_arrow
+    check_names([name for name in schema.names if columns is None or name in columns], file)
     unknown = [column for column in columns or () if column not in schema.names]
     if unknown:
         raise ValueError(f"{file}: parquet_rows: columns names {unknown}, but the file has {schema.names}")
