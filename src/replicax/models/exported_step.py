@@ -89,11 +89,17 @@ def export(
     def predict(*batch: Any) -> Any:
         with use_store(store), context.alone():
             try:
-                returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
+                bound = _bound_on_host(step)
+                before = _bound_leaves(bound)
+                returned = checked_result(bound(*batch), step, "replicax.models.export")
             except ValueError as error:
                 if "read-only" not in str(error):  # as NumPy says of an array that is bound to the step
                     raise
                 raise store.assigning("a read-only array, as a model has that is bound to it") from error
+            after = _bound_leaves(bound)
+            for path, value in before.items():  # what is new, as by sow of Flax NNX, goes with the copy
+                if after.get(path, value) is not value:
+                    raise store.assigning(f"an array of what is bound to it, {jax.tree_util.keystr(path[2:])}")
             leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
             return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
@@ -174,6 +180,15 @@ def _bound_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
         return step
     args, kwargs = jax.tree_util.tree_map(one, (step.args, step.keywords), is_leaf=is_leaf)
     return functools.partial(_bound_on_host(step.func), *args, **kwargs)
+
+
+def _bound_leaves(step: Callable[..., Any]) -> dict[Any, Any]:
+    """The leaves of what is bound to ``step``, by path."""
+    bound: list[Any] = []
+    while isinstance(step, functools.partial):
+        bound.append((step.args, step.keywords))
+        step = step.func
+    return dict(jax.tree_util.tree_flatten_with_path(bound, is_leaf=is_leaf)[0])
 
 
 def _on_host(array: jax.Array) -> Any:
