@@ -210,6 +210,7 @@ def test_what_is_no_partitioner(pair: replicax.Strategy) -> None:
             lambda: replicax.variables.MaxSizePartitioner(1, dim="rows"),
             "MaxSizePartitioner: dim must be an int, got 'rows'",
         ),
+        (lambda: make(strategy_of(1), partitioner=lambda *_: [2]), r"each of the 2 dims of \(7, 3\), .* got \[2\]"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: 2), "must return a positive number for each .* got 2"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: ["2", 1]), r"a positive number for .* got \['2', 1\]"),
         (lambda: make(strategy_of(2), partitioner=lambda *_: [2, 2]), r"variable 'v': the partitioner .* got \[2, 2\]"),

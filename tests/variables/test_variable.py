@@ -508,6 +508,12 @@ def test_an_initialiser_runs_once_and_may_read_variables(pair) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("dtype", [object, str, "datetime64[s]", "float33"])
+def test_a_dtype_without_numbers_is_named(dtype) -> None:
+    with pytest.raises(TypeError, match="variable 'v': there are no arrays of the dtype"):
+        replicax.Variable(1.5, name="v", dtype=dtype)
+
+
 def test_in_place_operators_say_what_to_use() -> None:
     v = replicax.Variable(2.0)
     with pytest.raises(TypeError, match="use assign, assign_add or assign_sub"):

@@ -159,8 +159,6 @@ def _layout_by(partitioner: Partitioner | None, variable: Variable, shape: tuple
     if isinstance(partitioner, GroupPartitioner):
         size = partitioner.size(size, replicas.slices, replicas.per_device)
         partitioner = partitioner.partitioner or over_all(size)
-    if size == 1:
-        return Mirrored()
     dim, pieces = split_by(partitioner, variable.name, shape, variable.dtype)
     return Mirrored() if dim is None else _split_evenly(shape, dim, pieces, size, replicas.device_count // size)
 

@@ -23,6 +23,7 @@ from replicax.devices.host_values import (
     check_numbers,
     check_x64,
     dtype_and_shape,
+    holds_no_numbers,
     is_key,
     numpy_array,
     numpy_copy,
@@ -176,9 +177,11 @@ class Variable(ArrayLike, metaclass=CreatedByStore):
             return Initial(lambda: array, lambda: array, lambda: None)
         where = f"variable {self.name!r}: the initial value"
         try:
-            jax.dtypes.canonicalize_dtype(dtype or float, allow_extended_dtype=True)
+            wanted = jax.dtypes.canonicalize_dtype(dtype or float, allow_extended_dtype=True)
         except TypeError:
-            raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}") from None
+            wanted = None
+        if wanted is None or (isinstance(wanted, np.dtype) and holds_no_numbers(wanted)):
+            raise TypeError(f"variable {self.name!r}: there are no arrays of the dtype {dtype!r}")
         if not callable(initial_value) and not self.replicas.is_absent:
             value: Any = numpy_copy(initial_value, dtype, where)
             in_parts = False  # on several workers, which have computed it together
