@@ -101,6 +101,8 @@ def test_odd_shapes() -> None:
     mean = replicax.Mean()
     with pytest.raises(ValueError, match="Mean.update: values must be real, got"):
         mean.update(np.array([1j]))
+    with pytest.raises(ValueError, match="Mean.update: sample_weight must be real, got"):
+        mean.update(np.ones(2), np.array([1j, 1j]))
     mean.update(np.zeros((0, 3)))
     assert float(mean.result()) == 0.0
 

@@ -277,6 +277,9 @@ def test_bad_input(pair) -> None:
             optimizer.build(variables)
     with pytest.raises(ValueError, match=r"gradient of variable 'w' .*has shape \(3,\); expected \(2,\)"):
         pair.run(lambda: optimizer.apply_gradients([(jnp.ones(3), w)]))
+    for gradient in (jnp.full(2, 1j), replicax.IndexedSlices(jnp.full((1,), 1j), jnp.zeros(1, jnp.int32), (2,))):
+        with pytest.raises(TypeError, match=r"gradient of variable 'w' .* is complex.*pass its real part, jnp.real\("):
+            pair.run(lambda gradient=gradient: optimizer.apply_gradients([(gradient, w)]))
     for arguments in [([(None, w)],), ([None], [w])]:
         with pytest.raises(
             ValueError, match=r"every gradient is None, .*: variable 'w' \(float32\[\d*\]\)\. Differentiate"

@@ -66,8 +66,8 @@ class Mean(NameHints):
 
         Raises:
           TypeError: ``values`` or ``sample_weight`` are not numbers.
-          ValueError: ``values`` are complex; ``sample_weight`` does not fit; or the batch is padded, and dim 0 of
-            ``values`` is not its rows.
+          ValueError: ``values`` or ``sample_weight`` are complex; ``sample_weight`` does not fit; or the batch is
+            padded, and dim 0 of ``values`` is not its rows.
           ContextError: called in cross-replica context, or outside the metric's strategy.
 
         No collective, except on parameter servers, where a worker sums over its replicas.
@@ -81,8 +81,9 @@ class Mean(NameHints):
         check_numbers(values, f"{what}: values")
         if sample_weight is not None:
             check_numbers(sample_weight, f"{what}: sample_weight")
-        if jnp.iscomplexobj(values):
-            raise ValueError(f"{what}: values must be real, got {values!r}")
+        for name, given in (("values", values), ("sample_weight", sample_weight)):
+            if jnp.iscomplexobj(given):
+                raise ValueError(f"{what}: {name} must be real, got {given!r}")
         values = jnp.asarray(values, jnp.float32)
         weight = jnp.asarray(1.0 if sample_weight is None else sample_weight, jnp.float32)
         if weight.shape != values.shape[: weight.ndim]:

@@ -224,7 +224,8 @@ class Optimizer(NameHints):
             times on n replicas; without, a gradient that differs between replicas; a further argument that differs.
           ValueError: a gradient of another shape; gradients in another structure; other variables than before; no
             gradient at all.
-          TypeError: not pairs of a gradient and a variable; the transformation does not take a further argument.
+          TypeError: not pairs of a gradient and a variable; a complex gradient of a real variable; the transformation
+            does not take a further argument.
           ContextError: called in cross-replica context.
 
         With ``aggregate``, one fused all-reduce for all gradients; functions among the arguments take more.
@@ -375,7 +376,13 @@ def _pairs(gradients: Any, variables: Any) -> tuple[list[tuple[Any, Variable]], 
         )
     what = "apply_gradients: the gradient of"
     present = [(g, v) for g, v in all_pairs if g is not None]
-    return [(g if is_slices(g) else as_array(g, f"{what} {v.describe()}"), v) for g, v in present], chosen
+    arrays = [(g if is_slices(g) else as_array(g, f"{what} {v.describe()}"), v) for g, v in present]
+    for g, v in arrays:
+        if jnp.iscomplexobj(getattr(g, "values", g)) and not jnp.issubdtype(v.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{what} {v.describe()} is complex, and the variable is real: pass its real part, jnp.real(gradient)"
+            )
+    return arrays, chosen
 
 
 _ALREADY_REDUCED = (
