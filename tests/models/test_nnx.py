@@ -450,6 +450,17 @@ def test_what_cannot_leave_a_step(pair, mistake) -> None:
     assert len(pair.local_results(popped)) == 2
 
 
+@third_party
+def test_an_argument_that_is_assigned_as_it_is_has_no_line(pair) -> None:
+    class Last(nnx.Module):
+        def __init__(self):
+            self.batch = nnx.Variable(jnp.zeros((2, 6)))
+
+    [batch] = pair.distribute_dataset([np.ones((4, 6), np.float32)])
+    with pytest.raises(replicax.errors.LocalityError, match=r"(?s)'last/batch'.*nnx\.Cache\)$"):
+        pair.run(lambda model, x: model.batch.set_value(x), args=(Last(), batch))
+
+
 class Decoder(nnx.Module):
     def __init__(self):
         self.attention = nnx.MultiHeadAttention(num_heads=2, in_features=8, decode=True, rngs=nnx.Rngs(0))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from replicax import _jax
-from replicax.errors import LocalityError
+from replicax.errors import UNKNOWN_LINE, LocalityError
 from replicax.locality import Locality
 
 
@@ -32,7 +32,8 @@ class Obligation:
     def check(self, locality: Locality, mark: _jax.Equation) -> None:
         """Raise a LocalityError if the marked value must not have this locality."""
         if locality in self.refused:
-            raise LocalityError(f"{self.message}\n  at {_jax.source_line(mark)}")
+            line = _jax.source_line(mark)
+            raise LocalityError(self.message + ("" if line == UNKNOWN_LINE else f"\n  at {line}"))
 
 
 mark_p = _jax.identity_primitive("replicax_mark")
