@@ -187,7 +187,8 @@ def test_a_worker_has_the_platform_of_the_program_and_as_many_devices_as_it_is_t
     platforms: str, devices: int, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))  # those that it may use
     assert coordinator_module._worker_environment(devices) == {"JAX_PLATFORMS": platforms} | more
     monkeypatch.delenv("JAX_PLATFORMS")
     assert coordinator_module._worker_environment(1) == {"JAX_PLATFORMS": jax.default_backend()}

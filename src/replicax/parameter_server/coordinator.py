@@ -28,7 +28,7 @@ from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.work_report import WorkReport
 from replicax.parameter_server.worker.step_worker import StepWorker, WorkerSettings
 from replicax.strategy import Strategy
-from replicax.system.environment import threads_for
+from replicax.system.environment import threads_for, usable_cores
 from replicax.training.optimizer import Optimizer
 from replicax.user_functions import checked_args, checked_function, checked_kwargs, function_name
 from replicax.variables.variable import Variable
@@ -342,5 +342,5 @@ def _worker_environment(devices: int) -> dict[str, str]:
         env["JAX_PLATFORMS"] = platforms
     if devices > 1 and platforms == "cpu":
         env["JAX_NUM_CPU_DEVICES"] = str(devices)
-        env["NPROC"] = str(max(threads_for(devices), os.cpu_count() or 1))
+        env["NPROC"] = str(max(threads_for(devices), usable_cores()))
     return env
