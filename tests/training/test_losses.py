@@ -92,6 +92,7 @@ def test_both_work_outside_every_step() -> None:
             lambda: replicax.compute_average_loss(jnp.ones(3), jnp.ones(2)),
             r"sample_weight of shape \(2,\) does not fit",
         ),
+        (lambda: replicax.compute_average_loss(jnp.ones(2), [1j, 1.0]), "sample_weight must be real, got"),
         (lambda: replicax.compute_average_loss(jnp.ones(3), global_batch_size=0), "must be positive, got 0"),
         (lambda: replicax.compute_average_loss(jnp.ones(3), global_batch_size=np.array(-4)), "be positive, got -4"),
         (

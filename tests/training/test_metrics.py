@@ -101,6 +101,9 @@ def test_odd_shapes() -> None:
     mean = replicax.Mean()
     with pytest.raises(ValueError, match="Mean.update: values must be real, got"):
         mean.update(np.array([1j]))
+    for pair, name in ((([1j], [1]), "labels"), (([1], [1j]), "predictions")):
+        with pytest.raises(ValueError, match=f"Accuracy.update: {name} must be real, got"):
+            accuracy_of(*map(np.array, pair))
     with pytest.raises(ValueError, match="Mean.update: sample_weight must be real, got"):
         mean.update(np.ones(2), np.array([1j, 1j]))
     mean.update(np.zeros((0, 3)))

@@ -84,6 +84,8 @@ def compute_average_loss(
     if examples is not None:
         mask = mask_of_rows(losses, replica._communicator, "compute_average_loss: per_example_loss")
     if sample_weight is not None:
+        if jnp.iscomplexobj(sample_weight) and not jnp.iscomplexobj(losses):
+            raise ValueError(f"compute_average_loss: sample_weight must be real, got {sample_weight!r}")
         weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
             raise ValueError(

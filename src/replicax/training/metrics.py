@@ -173,11 +173,14 @@ class Accuracy(Mean):
           sample_weight: as in :meth:`Mean.update`, also for the errors.
 
         Raises:
-          ValueError: the shapes of ``labels`` and ``predictions`` don't fit; or labels may be one-hot or not, and no
-            threshold was given.
+          ValueError: the shapes of ``labels`` and ``predictions`` don't fit, or one is complex; or labels may be
+            one-hot or not, and no threshold was given.
         """
         labels = as_array(labels, "Accuracy.update: labels")
         predictions = as_array(predictions, "Accuracy.update: predictions")
+        for name, given in (("labels", labels), ("predictions", predictions)):
+            if jnp.iscomplexobj(given):
+                raise ValueError(f"Accuracy.update: {name} must be real, got {given!r}")
         super().update(self._right(labels, predictions), sample_weight)
 
     def _right(self, labels: jax.Array, predictions: jax.Array) -> jax.Array:
