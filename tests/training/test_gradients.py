@@ -244,3 +244,5 @@ def test_unconnected_gradients(pair, executor) -> None:
             np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match="unconnected_gradients must be 'zero' or 'none', got None"):
         replicax.value_and_grad(lambda: 0.0, variables, unconnected_gradients=None)
+    with pytest.raises(TypeError, match="has_aux must be a bool, got <Variable .*; several variables go into a list"):
+        replicax.value_and_grad(lambda: 0.0, replicax.Variable(1.0), replicax.Variable(2.0))  # type: ignore[arg-type]

@@ -264,6 +264,8 @@ def test_bad_input(pair) -> None:
         optimizer = replicax.Optimizer(optax.sgd(0.1))
     with pytest.raises(TypeError, match="expected an optax.GradientTransformation, got 'adam'"):
         replicax.Optimizer("adam")
+    with pytest.raises(TypeError, match=r"got <function adam at .*>; call it, as in optax.adam\(0.001\)"):
+        replicax.Optimizer(optax.adam)
     for variables, error, message in [
         ([], ValueError, "no variables to optimise"),
         ([w, w], ValueError, "'w'.*listed twice"),

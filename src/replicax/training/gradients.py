@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from replicax import _jax
@@ -52,7 +53,7 @@ def value_and_grad(
 
     Raises:
       TypeError: ``variables`` has leaves but no variable, a JAX array among them, or a variable whose dtype has no
-        gradient; the loss is not a float scalar.
+        gradient; the loss is not a float scalar; ``has_aux`` is no bool.
       ValueError: a variable is listed twice; ``unconnected_gradients`` is neither.
       LocalityError: the loss is mirrored, usually because it ends in an all-reduce: each of the n replicas
         would differentiate all of it, and the sum of the gradients would be n times too large.
@@ -70,6 +71,10 @@ def value_and_grad(
     (None, 6.0)
     """
     checked_function(fn, "value_and_grad(fn, variables)")
+    if not isinstance(has_aux, bool | np.bool_):
+        raise TypeError(
+            f"value_and_grad(fn, variables): has_aux must be a bool, got {has_aux!r}; several variables go into a list"
+        )
     if unconnected_gradients not in ("zero", "none"):
         raise ValueError(
             f"value_and_grad: unconnected_gradients must be 'zero' or 'none', got {unconnected_gradients!r}"

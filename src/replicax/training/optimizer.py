@@ -63,7 +63,8 @@ class Optimizer(NameHints):
 
     def __init__(self, tx: optax.GradientTransformation, name: str = "optimizer") -> None:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
-            raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}")
+            hint = "; call it, as in optax.adam(0.001)" if callable(tx) else ""
+            raise TypeError(f"Optimizer(tx): expected an optax.GradientTransformation, got {tx!r}{hint}")
         self._tx = tx
         self.name = checked_name(name, "Optimizer") or "optimizer"
         self._variables: list[Variable] = []
