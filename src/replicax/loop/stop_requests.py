@@ -98,7 +98,6 @@ class StopRequests:
         finally:  # also after one more Ctrl-C; its handler, the first, is put back last, as it may come again
             for number in reversed(self._handlers):
                 signal.signal(number, self._handlers[number])
-            self._handlers.clear()
 
     @property
     def why(self) -> str | None:

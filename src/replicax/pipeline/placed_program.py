@@ -281,7 +281,7 @@ class _Planner:
             return (evaluated_on_device(jaxpr, values, given, layouts, known, program, per_device, pieces),)
 
         name = f"{self.program.name}_on_{device}"
-        target = target_for(mesh, self.per_device > 1, largest_split(self.program))
+        target = target_for(mesh, self.per_device > 1, largest_split(self.program), in_order=False)
         rewriting = rewriting_for(jaxpr, mesh, target, self.policy.errors)
         sent_only = {self.slot(v, device) for v in results if device not in used_on[v]}
         return Launch(

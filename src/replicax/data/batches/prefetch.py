@@ -6,6 +6,7 @@ import atexit
 import collections
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,8 +27,8 @@ _LOOK = 0.2
 """Seconds between two calls of a function that may end a wait for an item."""
 
 
-_releasing: set[threading.Thread] = set()
-"""Threads that close their source."""
+_releasing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that close their source, or have closed it."""
 
 
 @atexit.register
@@ -141,10 +142,7 @@ class Prefetcher:
                 self._make()
         finally:
             _releasing.add(threading.current_thread())
-            try:
-                self._release()
-            finally:
-                _releasing.discard(threading.current_thread())
+            self._release()
 
     def _has_room(self) -> bool:
         with self._changed:

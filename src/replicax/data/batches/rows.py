@@ -212,8 +212,7 @@ def _is_like(leaf: Any, kind: tuple[int, Any]) -> bool:
     return is_array and (leaf.ndim, leaf.dtype) == kind
 
 
-def _is_numeric(dtype: Any) -> bool:
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
     """Return whether NumPy and JAX both have arrays of this dtype."""
-    if not isinstance(dtype, np.dtype) or dtype.char in "gGmM":  # JAX's keys; long doubles, times
-        return False
-    return dtype == np.bool_ or bool(jax.numpy.issubdtype(dtype, np.number))
+    is_number = dtype == np.bool_ or bool(jax.numpy.issubdtype(dtype, np.number))
+    return is_number and dtype.char not in "gGmM"  # long doubles, times

@@ -329,7 +329,7 @@ def largest_split(program: Program) -> tuple[int, int] | None:
     return max(((size, size // replicas) for size, replicas in sizes), default=None)
 
 
-def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: tuple[int, int] | None, in_order: bool = False) -> Target:
+def target_for(mesh: Mesh, in_a_loop: bool, in_pieces: tuple[int, int] | None, in_order: bool) -> Target:
     """The :class:`Target` of a program for ``mesh``."""
     is_absent = _jax.is_absent(mesh.devices.flat[0])
     return Target(in_a_loop, bool(_logical_axes_of(mesh)), in_pieces, in_order, is_absent)

@@ -133,7 +133,7 @@ class StepWorker:
         self.strategy = WorkerStrategy(index, settings, self.server_variables)
         if settings.groups > 1:
             with self._collection.opened():
-                self.server_variables.group = Variable(np.int32(0), trainable=False, name="place in the step")
+                self.server_variables.group = Variable(np.int32(0), name="place in the step")
         self._functions: dict[str, Any] = {}  # by their digests, the most recently used last
         self._definitions: dict[Reference, Any] = {}
         self._objects: dict[Reference, Any] = {}  # of the definitions; each is made when a function needs it

@@ -168,10 +168,8 @@ class WorkerVariable(Variable):
             collection = self.collection
             assert isinstance(collection, WorkerCollection)
             with collection.opened():
-                notes = tuple(
-                    Variable(np.zeros(shape, dtype), trainable=False, name=f"{self.name}/{kind}")
-                    for shape, dtype in avals
-                )
+                name = f"{self.name}/{kind}"
+                notes = tuple(Variable(np.zeros(shape, dtype), name=name) for shape, dtype in avals)
             self._notes[key] = notes
             for note in notes:
                 self.server_variables.roles[note.slot] = self, kind, [note.slot for note in notes]
