@@ -166,6 +166,16 @@ def test_an_error_that_comes_once_while_a_batch_is_checked_is_raised(pair, monke
         next(iter(pair.distribute_dataset([np.zeros(4)])))
 
 
+def test_the_first_batch_that_can_not_be_read_is_no_empty_dataset(pair) -> None:
+    class Unreadable:
+        def __iter__(self):
+            raise OSError("no such disk")
+            yield
+
+    with pytest.raises(OSError, match="no such disk"):
+        _ = pair.distribute_dataset(Unreadable()).element_spec
+
+
 @pytest.mark.parametrize("arrays", [np.zeros(4), (np.zeros((4, 3)), np.zeros(4)), {"x": [np.zeros(4), np.zeros(4)]}])
 def test_arrays_as_a_dataset_whose_slices_are_scalars(pair, arrays) -> None:
     dataset = pair.distribute_dataset(arrays)

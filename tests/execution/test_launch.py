@@ -311,6 +311,25 @@ def test_a_nan_names_its_line_and_leaves_variables_as_they_were(strategy) -> Non
     assert float(w) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("error", "looks"), [(FloatingPointError, False), (ValueError, True)])
+def test_a_step_that_fails_runs_again_only_if_a_nan_is_looked_for(pair, error, looks) -> None:
+    runs = []
+
+    def step(x):
+        runs.append(x)
+        raise error("no NaN")
+
+    with jax.debug_nans(looks), pytest.raises(error, match="^no NaN$"):
+        pair.run(step, args=(1.0,))
+    assert len(runs) == 1
+
+
+def test_a_nan_of_a_step_that_runs_compiled_only_has_no_line(pair) -> None:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan.* in the step") as failed:
+        pair.run(lambda x: (jax.lax.axis_index("replica"), jnp.log(x)), args=(-1.0,))
+    assert "this step runs compiled only" in failed.value.__notes__[0]
+
+
 @pytest.mark.parametrize(
     ("given", "ordered", "problem"),
     [

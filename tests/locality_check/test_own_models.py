@@ -90,6 +90,17 @@ def test_a_batch_that_is_distributed_later(pair: replicax.MirroredStrategy) -> N
     pair.run(step, args=(batch, scale))
 
 
+def test_a_batch_of_another_size_that_is_distributed_later(pair: replicax.MirroredStrategy) -> None:
+    def step(w: Any, x: Any) -> Any:
+        replica = replicax.get_replica_context()
+        gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * replica.all_reduce("mean", gradient), x * jnp.float32(replica.replica_id_in_sync_group)
+
+    [batch] = pair.distribute_dataset([X])
+    pair.run(step, args=(jnp.ones(3), X))
+    pair.run(step, args=(jnp.ones(3), batch))
+
+
 def test_a_step_that_does_not_train(pair: replicax.MirroredStrategy) -> None:
     def running_mean(mean: Any, x: Any) -> Any:
         return 0.9 * mean + 0.1 * x.mean(0), None

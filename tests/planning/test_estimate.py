@@ -118,6 +118,8 @@ def test_lines_of_groups_of_replicas() -> None:
     assert network.lines(between, (4, 8, 2)) == [line(1), Line(2, 8, False), line(2)]
     assert network.lines(between, (4, 4, 1)) == [line(1), line(1), line(1)]
     assert network.seconds(between, (4, 4, 1)) == 0
+    outside = dataclasses.replace(between, groups=(tuple(range(15, 128, 16)),))
+    assert network.seconds(outside, (1, 1, 1)) == 0
     assert network.seconds(inside, (4, 8, 4)) == network.seconds(inside)
 
 
@@ -306,4 +308,5 @@ def test_the_table_has_sources_for_every_generation_and_model() -> None:
     for chip in CHIPS.values():
         assert (chip.usable or 0) <= chip.memory
         assert len(chip.sources) > 1
-        assert chip.network <= chip.link * chip.links
+        assert chip.network <= chip.link * chip.links < chip.bandwidth < chip.flops
+    assert len(set(CHIPS.values())) == len(CHIPS)

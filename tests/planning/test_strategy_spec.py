@@ -121,6 +121,7 @@ def test_a_measured_chip_estimates_a_step(devices: int) -> None:
     chip = measured_chip(jax.devices()[:devices])
     assert all(getattr(chip, name) > 0 for name in ("flops", "bandwidth", "arithmetic", "launch", "memory"))
     assert (chip.link > 0) == (devices > 1)
+    assert chip.sources == (f"measured on this machine, with all {devices} device(s) busy",)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert chip.memory == machine / devices  # which they share
     assert 1e-3 < chip.flops / chip.arithmetic < 1e3  # measured, perhaps beside other work
