@@ -52,7 +52,7 @@ def test_they_change_nothing_in_the_results(options: CommunicationOptions, repli
             whole = here().all_gather(x[0], 1, options)
             return sum(jnp.sum(t * t) for t in total) + jnp.sum(whole * jnp.arange(1.0, whole.shape[1] + 1)[None])
 
-        floats, ints = x[:5], x[5]
+        floats, ints = x[:3], x[5]
         return (
             here().all_reduce("mean", floats, options),
             here().all_reduce("sum", ints, options),

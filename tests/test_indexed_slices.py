@@ -112,6 +112,7 @@ def merge(strategy: replicax.Strategy, rows: Any) -> Any:
     return strategy.extended.batch_reduce_to("sum", [(rows, None)])[0]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("replicas", "size", "dtype"), [(1, 6, "int32"), (2, 6, "int32"), (2, 256, "uint8")])
 def test_a_merge_fn_leaves_out_the_rows_of_padding(replicas: int, size: int, dtype: str, executor: str) -> None:

@@ -76,19 +76,19 @@ NESTS = {
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", NESTS)
-def test_a_nest_keeps_its_structure_everywhere(strategy: replicax.Strategy, kind: str, executor: str) -> None:
-    make, n = NESTS[kind], strategy.num_replicas_in_sync
+def test_a_nest_keeps_its_structure_everywhere(pair: replicax.Strategy, kind: str, executor: str) -> None:
+    strategy, make, n = pair, NESTS[kind], 2
     options = replicax.RunOptions(executor)
     x = strategy.distribute_values_from_function(lambda ctx: jnp.float32(1 + ctx.replica_id_in_sync_group))
     total = n * (n + 1) / 2
 
-    def step(nest: Any) -> Any:
+    def step(nest: Any, x: Any) -> Any:
         context = replicax.get_replica_context()
         assert context is not None
         merged = context.merge_call(lambda s, nest: nest, args=(nest,))
-        return nest, merged, context.all_reduce("sum", nest), jax.tree.map(lambda v: v[None], nest)
+        return nest, merged, context.all_reduce("sum", nest), make(x[None], 2 * x[None])
 
-    args = (make(x, jnp.float32(5)),)
+    args = make(x, jnp.float32(5)), x
     back, merged, summed, rows = strategy.run(step, args, options=options)
     expected = make(jnp.float32(total), jnp.float32(5 * n))
     for found in (back, merged, summed, rows):
@@ -98,9 +98,8 @@ def test_a_nest_keeps_its_structure_everywhere(strategy: replicax.Strategy, kind
         assert jax.tree.map(float, mine) == jax.tree.map(float, make(1.0 + i, 5.0))
     assert jax.tree.map(float, summed) == jax.tree.map(float, expected)
     assert jax.tree.map(float, strategy.reduce("mean", back)) == jax.tree.map(float, make(total / n, 5.0))
-    if n > 1:
-        whole = strategy.gather(strategy.run(lambda v: make(v[None], v[None]), args=(x,), options=options), axis=0)
-        assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, make(jnp.zeros(n), jnp.zeros(n)))
+    whole = strategy.gather(rows, axis=0)
+    assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, make(jnp.zeros(n), jnp.zeros(n)))
     if isinstance(back, collections.defaultdict):
         assert back.default_factory is list
 

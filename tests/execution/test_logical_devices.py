@@ -262,7 +262,7 @@ def test_operations_on_one_split_value_do_not_affect_each_other(fn: Any, shape: 
     data = strategy.distribute_values_from_function(lambda ctx: values[ctx.replica_id_in_sync_group])
     results = strategy.run(lambda x: fn(strategy.split_to_logical_devices(x, parts)), args=(data,))
     for replica in range(replicas):
-        for name, expected in fn(jnp.asarray(values[replica])).items():
+        for name, expected in jax.jit(fn)(values[replica]).items():
             found = strategy.local_results(results[name])[replica]
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
 

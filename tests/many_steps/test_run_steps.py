@@ -55,7 +55,6 @@ class Model:
 
     strategy: replicax.Strategy
     traces: int = 0
-    tx: optax.GradientTransformation | None = None
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -68,7 +67,7 @@ class Model:
                 np.zeros(6, np.float32), name="average", synchronization="on_read", aggregation="mean"
             )
             self.last = replicax.Variable(np.zeros(3, np.float32), name="last", trainable=False)
-            self.optimizer = replicax.Optimizer(self.tx or optax.sgd(0.05, momentum=0.9))
+            self.optimizer = replicax.Optimizer(optax.sgd(0.05, momentum=0.9))
 
     def step(self, batch: Any) -> Any:
         self.traces += 1
@@ -210,20 +209,42 @@ def test_padded_outputs_have_the_mask_of_the_last_step(pair) -> None:
 
 
 def test_debugging_means_the_same() -> None:
-    data = batches([8] * 3)
-    tx = optax.sgd(0.05)
-    compiled, exact = Model(strategy_of(2), tx=tx), Model(strategy_of(2), tx=tx)
-    compiled.strategy.run_steps(compiled.step_of_many, iter(compiled.strategy.distribute_dataset(data)), 3)
-    iterator = iter(exact.strategy.distribute_dataset(data))
-    first = exact.strategy.run_steps(exact.step_of_many, iterator, 1)  # the next ones are staged in groups now
+    data, strategy = batches([8] * 3), strategy_of(2)
+
+    def made() -> tuple[list[replicax.Variable], Any]:
+        with strategy.scope():
+            w = replicax.Variable(np.ones(6, np.float32), name="w")
+            count = replicax.Variable(0, name="count")
+            seen = replicax.Variable(0, name="seen", synchronization="on_read", aggregation="sum")
+
+        def step(ctx: replicax.MultiStepContext, batch: Any) -> None:
+            share, [gradient] = replicax.value_and_grad(
+                lambda: replicax.compute_average_loss((batch["x"] * w.value[None]).sum(1)), [w]
+            )()
+            w.assign_sub(grads_sum(gradient))
+            count.assign_add(1)
+            seen.assign_add(jnp.int32(batch["x"].shape[0]))
+            ctx.set_last_step_output("loss", share, "sum")
+            ctx.set_last_step_output("count", count.value, replicax.Aggregation.ONLY_FIRST_REPLICA)
+            replicax.get_replica_context().merge_call(
+                lambda _, value: ctx.set_last_step_output("shares", value), args=(share,)
+            )
+
+        return [w, count, seen], step
+
+    (compiled, step), (exact, exact_step) = made(), made()
+    expected = strategy.run_steps(step, iter(strategy.distribute_dataset(data)), 3)
+    iterator = iter(strategy.distribute_dataset(data))
+    first = strategy.run_steps(exact_step, iterator, 1)  # the next ones are staged in groups now
     with replicax.debug():
-        ctx = exact.strategy.run_steps(exact.step_of_many, iterator, 2)
+        ctx = strategy.run_steps(exact_step, iterator, 2)
     assert (first.steps, ctx.steps) == (1, 2)
     assert int(ctx.last_step_outputs["count"]) == 3
-    assert isinstance(ctx.last_step_outputs["shares"], replicax.PerReplica)
-    for a, b in zip(compiled.state()["floats"], exact.state()["floats"], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert compiled.state()["integers"] == exact.state()["integers"]
+    np.testing.assert_allclose(ctx.last_step_outputs["loss"], expected.last_step_outputs["loss"], rtol=1e-5)
+    shares = [strategy.local_results(found.last_step_outputs["shares"]) for found in (ctx, expected)]
+    np.testing.assert_allclose(*shares, rtol=1e-5)
+    for a, b in zip(exact, compiled, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", [replicax.debug, jax.disable_jit])

@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ import replicax
 from replicax.per_replica import executor
 from replicax.per_replica.rendezvous import Rendezvous
 from tests.conftest import leaving_no_arrays, logical_strategy, strategy_of
-from tests.soaking import soak_except, soaked
 
 PER_REPLICA = replicax.RunOptions(executor="per_replica")
 
@@ -172,22 +172,46 @@ STEPS = {
 }
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("replicas", [soaked(1), 2, 3])
-@pytest.mark.parametrize("name", soak_except(STEPS, *(name for name in STEPS if name != "linear solves in a loop")))
-def test_both_executors_agree(name: str, replicas: int) -> None:
+REFUSED = {
+    "a loss that is mirrored": replicax.errors.LocalityError,
+    "a structure that jax refuses": TypeError,
+    "gradient of local results": TypeError,
+    "python raises": KeyError,
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "replicas"),
+    [
+        # In one step, so that there is one program to compile.
+        pytest.param(sorted(STEPS.keys() - REFUSED - {"linear solves in a loop"}), 2, id="nearly all"),
+        *(
+            pytest.param([name], n, id=name, marks=pytest.mark.soak)
+            for name in sorted(STEPS.keys() - REFUSED)
+            for n in (1, 2, 3)
+        ),
+    ],
+)
+def test_both_executors_agree(names: Iterable[str], replicas: int, promotion_of_dtypes) -> None:
     strategy = strategy_of(replicas)
-    compiled, exact = both(strategy, STEPS[name], data(strategy))
-    if isinstance(compiled, Exception):
-        assert type(exact) is type(compiled)
-        return
-    assert jax.tree.structure(compiled) == jax.tree.structure(exact), (compiled, exact)
-    for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(exact), strict=True):
-        if isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
-        else:
-            assert a == b
+    every_compiled, every_exact = both(strategy, lambda x: {name: STEPS[name](x) for name in names}, data(strategy))
+    for outcome in (every_compiled, every_exact):
+        if isinstance(outcome, Exception):
+            raise outcome
+    for name in names:
+        compiled, exact = every_compiled[name], every_exact[name]
+        assert jax.tree.structure(compiled) == jax.tree.structure(exact), (name, compiled, exact)
+        for a, b in zip(jax.tree.leaves(compiled), jax.tree.leaves(exact), strict=True):
+            if isinstance(a, np.ndarray):
+                assert a.dtype == b.dtype, name
+                np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6, err_msg=name)
+            else:
+                assert a == b, name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_both_executors_refuse(pair, name: str) -> None:
+    assert [type(outcome) for outcome in both(pair, STEPS[name], data(pair))] == [REFUSED[name]] * 2
 
 
 KINDS = [(s, a) for s in ("on_write", "on_read") for a in ("none", "sum", "mean", "only_first_replica")]

@@ -15,9 +15,9 @@ from tests.conftest import strategy_of
 
 here = replicax.get_replica_context
 WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-ROWS = np.sin(np.arange(20, dtype=np.float32)).reshape(5, 4)
-LABELS = np.array([0, 2, 1, 2, 0], np.int32)
-NUMBERS = np.arange(5, dtype=np.int32)
+ROWS = np.sin(np.arange(16, dtype=np.float32)).reshape(4, 4)
+LABELS = np.array([0, 2, 1, 2], np.int32)
+NUMBERS = np.arange(4, dtype=np.int32)
 
 
 def batches(strategy: replicax.Strategy, sizes: tuple[int, ...]) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ def trained(
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("sizes", [(2, 2, 1, 0), (0, 3, 0, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2, 0), (0, 4, 0)])
 @pytest.mark.parametrize(
     ("differentiated", "executor"),
     [(with_variable, "compiled"), (with_jax, "compiled"), (with_variable, "per_replica")],
@@ -108,7 +108,7 @@ def test_gradients_are_those_of_the_whole_batch(
         each = losses(w, ROWS, LABELS, NUMBERS, lambda rows: jnp.asarray(rows))
         return each.mean() + len(sizes) * jnp.sum(jnp.tanh(ROWS @ w) ** 2) / 10
 
-    expected, gradient = jax.value_and_grad(whole)(jnp.asarray(WEIGHTS))
+    expected, gradient = jax.jit(jax.value_and_grad(whole))(WEIGHTS)
     total, w = trained(strategy_of(len(sizes)), sizes, losses, differentiated, executor)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     np.testing.assert_allclose(w, WEIGHTS - 0.1 * gradient, rtol=1e-5, atol=1e-6)
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_whole_batch(
 
 def test_the_gradient_of_another_collective_is_missed_with_an_error_that_says_why() -> None:
     """What the others send back to a replica without rows could belong to its own parameters."""
-    strategy = strategy_of(4)
+    strategy = strategy_of(3)
     with strategy.scope():
         w = replicax.Variable(WEIGHTS)
 
@@ -129,7 +129,7 @@ def test_the_gradient_of_another_collective_is_missed_with_an_error_that_says_wh
         w.assign_sub(here().all_reduce("sum", (share, gradients))[1][0])
 
     with pytest.raises(replicax.errors.DeadlockError, match="not all replicas reach the same collective") as caught:
-        strategy.run(step, args=batches(strategy, (2, 2, 1, 0)))
+        strategy.run(step, args=batches(strategy, (2, 1, 0)))
     for said in ("JAX drops the gradients of operations such as jnp.where", "as one compiled program"):
         assert any(said in note for note in caught.value.__notes__)
     np.testing.assert_array_equal(w.numpy(), WEIGHTS)

@@ -234,8 +234,8 @@ def _arrays(strategy: replicax.Strategy, leaf: Any) -> bool:
     ("name", "sizes"),
     [
         ("gather", (2, 0, 2)),
-        ("across", (2, 2, 1, 0)),
-        ("variables", (4, 1, 1)),
+        ("across", (1, 1, 0)),
+        ("variables", (2, 1)),
         ("shapes", (2, 1, 0)),
         *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE),
     ],

@@ -64,9 +64,9 @@ def sums(x: jax.Array) -> Any:
 @pytest.mark.parametrize(
     ("replicas", "devices"),
     [
-        (8, [8, 2, 1]),
+        (8, [8, 2]),
         (5, [5, 1]),
-        (24, [8, 1]),
+        (24, [8, 2, 1]),
         pytest.param(12, [4, 2], marks=pytest.mark.soak),
         pytest.param(48, [4, 2, 1], marks=pytest.mark.soak),
     ],

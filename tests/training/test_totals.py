@@ -11,6 +11,8 @@ import optax
 import pytest
 
 import replicax
+from tests.conftest import strategy_of
+from tests.soaking import soaked
 
 X = np.arange(8, dtype=np.float32) / 3
 EXECUTORS = ["compiled", "per_replica"]
@@ -26,9 +28,11 @@ def values(total: Any, v: Any) -> Any:
     return total(v), gradient(v), jax.jacrev(gradient)(v), jax.vmap(jax.value_and_grad(total))(stacked)
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_values_and_derivatives_are_those_of_all_data(strategy: replicax.Strategy, executor: str) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "executor"), [(4, "compiled"), (2, "per_replica"), soaked(1, "compiled"), soaked(1, "per_replica")]
+)
+def test_values_and_derivatives_are_those_of_all_data(replicas: int, executor: str) -> None:
+    strategy = strategy_of(replicas)
     v = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}
     [batch] = strategy.distribute_dataset([X])
 
