@@ -33,6 +33,16 @@ def test_the_help_says_what_can_be_installed(monkeypatch, capsys) -> None:
     assert "(pip install 'replicax[migrate]')" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["launch"], ["doctor"], ["env"], ["migrate"]])
+def test_the_help_fits_the_terminal(monkeypatch, capsys, command) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80  # an example keeps its lines
+    assert all(len(line) <= 72 for line in lines if not line.startswith("    "))
+
+
 def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     def add_parser(subparsers) -> None:
         parser = subparsers.add_parser("hello")

@@ -38,8 +38,20 @@ class OutputError(Exception):
     """Standard output can't be written; the cause is the ``OSError``."""
 
 
+class _Paragraphs(argparse.HelpFormatter):
+    """Fits each paragraph of a description to the terminal, but for those with indented lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(p if "\n  " in f"\n{p}" else fill(p, width, indent) for p in paragraphs)
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that raises :class:`InputError` instead of printing its usage and exiting."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"formatter_class": _Paragraphs}))
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)", self.prog)

@@ -33,10 +33,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="check this machine and its cluster: versions, devices, memory, network",
-        description="Check versions, devices, memory, disk, environment variables, and the cluster that a strategy\n"
+        description="Check versions, devices, memory, disk, environment variables, and the cluster that a strategy "
         "would find. Report what is there and what is wrong, on one screen and in less than ten seconds.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR", help="where checkpoints would go (default: here)"

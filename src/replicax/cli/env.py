@@ -30,10 +30,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "env",
         help="print what to paste into an issue: versions, platform, devices, variables",
-        description="Print the versions of Replicax, Python and the packages, the platform, the devices that JAX\n"
+        description="Print the versions of Replicax, Python and the packages, the platform, the devices that JAX "
         "finds, and the environment variables that matter, as plain text to paste into an issue.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--timeout",

@@ -43,11 +43,10 @@ def add_parser(subparsers: Any) -> None:
         help="start the workers of a program, on this machine or on a cluster, and restart them after a fault",
         usage=f"{_PROG} --workers N[:MAX] [options] SCRIPT [ARGS …]\n"
         f"       {_PROG} --workers N[:MAX] [options] -m MODULE [ARGS …]",
-        description="Start the worker processes of a script. Each line of output follows the number of its worker,\n"
-        "and is kept in a file. If a worker fails, the launcher stops all, and restarts them if --max-restarts allows\n"
+        description="Start the worker processes of a script. Each line of output follows the number of its worker, "
+        "and is kept in a file. If a worker fails, the launcher stops all, and restarts them if --max-restarts allows "
         "it. No process that a worker started outlives the launch.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -65,12 +65,11 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="compile a step for GPUs or TPUs that are not there: memory, collectives, predicted speed",
-        description="Compile a step ahead of time, and report whether it fits, what it costs, its collectives, and\n"
-        "how it should scale. With --topology the step is compiled for NVIDIA GPUs, by XLA's compiler for them\n"
-        "(replicax[gpu-plan]), or for a TPU slice, by the compiler in libtpu (replicax[tpu]). No GPU or TPU is\n"
+        description="Compile a step ahead of time, and report whether it fits, what it costs, its collectives, and "
+        "how it should scale. With --topology the step is compiled for NVIDIA GPUs, by XLA's compiler for them "
+        "(replicax[gpu-plan]), or for a TPU slice, by the compiler in libtpu (replicax[tpu]). No GPU or TPU is "
         "needed. Without --topology it is compiled for emulated CPU devices.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",

@@ -26,11 +26,9 @@ marks a guess: either only the name suggests it, or the value comes from TensorF
 --write applies pure renames, and adds the import that they need. It changes no other byte: tensors, variables, models
 and optimizers are for you to change. It leaves notebooks alone, and a second run changes nothing.
 
-exit status:
-  0  every use has a counterpart
-  1  a use has none, or a file or folder could not be read, or the output was closed; all other files were read
-  2  an argument is wrong, such as a file that is not there; nothing was done
-  3  a file could not be written
+Exit status: 0 if every use has a counterpart; 1 if a use has none, or a file or folder could not be read, or the output
+was closed, after all other files were read; 2 if an argument was wrong, such as a file that is not there, and nothing
+was done; 3 if a file could not be written.
 """
 
 
@@ -39,10 +37,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "migrate",
         help="list the uses of tf.distribute in a program, and what replaces each",
-        description="Print each use of tf.distribute or tf.contrib.distribute in a program, and what replaces it. The\n"
+        description="Print each use of tf.distribute or tf.contrib.distribute in a program, and what replaces it. The "
         "command runs none of your code, and needs no TensorFlow.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "files",
