@@ -651,6 +651,17 @@ def test_a_run_goes_on_whose_progress_cant_be_written(
     assert len(writes) < 20
 
 
+def test_what_ends_the_program_while_progress_is_written_ends_it() -> None:
+    class Ended(io.StringIO):
+        def write(self, text: str) -> int:
+            raise SystemExit(3)  # as a handler of SIGTERM may do
+
+    dataset = strategy_of(1).distribute_dataset([np.ones(2)])
+    with pytest.raises(SystemExit, match="3"):
+        progress = Progress(Console(file=Ended(), width=80), clock=ticking())
+        replicax.train(lambda x: x.sum(), dataset, 4, log_every=2, callbacks=[progress], progress=False)
+
+
 def test_the_chief_says_where_the_time_went(capsys: Any) -> None:
     run = replicax.train(lambda x: x.sum(), strategy_of(1).distribute_dataset([np.ones(2)]), 10)
     out = capsys.readouterr().out
