@@ -38,7 +38,7 @@ PASS = Rewriting([PoolingGradients(), Convolutions()])
 
 
 def rules_for(jaxpr: Any, *, in_a_loop: bool, split: bool, in_order: bool) -> Any:
-    found = CPU().rules(jaxpr, Target(in_a_loop, split, False, in_order))
+    found = CPU().rules(jaxpr, Target(in_a_loop, split, None, in_order, False))
     return [rule for rule in found if type(rule) not in NEEDED]
 
 

@@ -20,13 +20,13 @@ from replicax.system import registry
 class Target:
     """How a program will be compiled."""
 
-    in_a_loop: bool = False  # whether it will be in a loop as a whole
-    automatic: bool = False  # whether the compiler decides how values are split over logical devices
+    in_a_loop: bool  # whether it will be in a loop as a whole
+    automatic: bool  # whether the compiler decides how values are split over logical devices
     # The bytes of the largest variable that is split over the replicas, and of a piece of it; ``None`` if there is
     # none.
-    in_pieces: tuple[int, int] | None = None
-    in_order: bool = False  # whether sums have a fixed order
-    is_absent: bool = False  # whether its devices are only described
+    in_pieces: tuple[int, int] | None
+    in_order: bool  # whether sums have a fixed order
+    is_absent: bool  # whether its devices are only described
 
 
 class Backend:

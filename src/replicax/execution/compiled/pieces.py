@@ -104,9 +104,7 @@ def piece_holders(split: Split) -> list[list[int]]:
     return [list(range(i, split.replicas * split.groups, split.replicas)) for i in range(split.replicas)]
 
 
-def summed_pieces(
-    arrays: Sequence[Any], splits: Sequence[Split], in_group: bool = False, in_order: bool = False
-) -> list[Any]:
+def summed_pieces(arrays: Sequence[Any], splits: Sequence[Split], in_group: bool, in_order: bool) -> list[Any]:
     """This replica's piece of the sum over the replicas of each array; with ``in_group``, over those of its group.
 
     A reduce-scatter for each large array, and an all-reduce of the pieces if there are several groups; small arrays of

@@ -81,7 +81,7 @@ class ShardChoice:
         self._loads = [0] * servers
         self._partitioner = partitioner
 
-    def shards_of(self, variable: Variable, partitioner: PieceCounts | None = None) -> Shards:
+    def shards_of(self, variable: Variable, partitioner: PieceCounts | None) -> Shards:
         """The shards of a new variable, which may have its own partitioner.
 
         Raises a ValueError if that did not return a number for each dim, at most one of them above 1.
