@@ -368,7 +368,7 @@ def test_csv_files(tmp_path: pathlib.Path) -> None:
     text = (tmp_path / "new" / "logs" / "train.csv").read_text()
     rows = list(csv.DictReader(text.splitlines()))
     assert [(int(r["step"]), float(r["loss"])) for r in rows] == [(s, v["loss"]) for s, v in recorder.logged]
-    assert (tmp_path / "new" / "logs" / "evaluation.csv").read_text() == "step,accuracy\n6,0.25\n"
+    assert (tmp_path / "new" / "logs" / "evaluation.csv").read_bytes() == b"step,accuracy\n6,0.25\n"
 
 
 def test_logs_that_are_in_a_file_are_told_before_anything_runs(tmp_path: pathlib.Path) -> None:
