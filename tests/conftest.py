@@ -120,11 +120,12 @@ def young_heap() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_context_left_behind():
-    """Every test leaves the stack of contexts as it found it."""
+def nothing_left_behind():
+    """Every test leaves the stack of contexts as it found it, and Ctrl-C to Python."""
     yield
     assert not replicax.has_strategy()
     assert not replicax.in_cross_replica_context()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def pytest_report_header() -> str:

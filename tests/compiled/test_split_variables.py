@@ -226,6 +226,20 @@ def test_the_gradient_of_a_stack_is_scattered_layer_by_layer(used_again: bool) -
     assert (temporaries > 12) == used_again
 
 
+def test_a_stack_beside_arrays_that_are_whole_is_gathered_layer_by_layer() -> None:
+    strategy = sharded(2)
+    with strategy.scope():
+        stack = replicax.Variable(RNG.normal(size=(3, 64, 63)).astype(np.float32))
+
+    def step(x: Any) -> Any:
+        body = lambda h, layer: (jnp.pad(jnp.tanh(h @ layer[0] * layer[1]), [(0, 0), (0, 1)]), None)  # noqa: E731
+        return jax.lax.scan(body, x, (stack.value, jnp.arange(3.0)))[0]
+
+    [batch] = strategy.distribute_dataset([np.ones((8, 64), np.float32)])
+    found = strategy.extended.trace(step, args=(batch,)).collectives()
+    assert {(c.kind, c.bytes) for c in found} == {("all-gather", 64 * 63 * 4)}
+
+
 @pytest.mark.parametrize("also_whole", [False, True])
 def test_what_a_checkpoint_casts_is_gathered_after_the_cast(also_whole: bool) -> None:
     data = RNG.normal(size=(8, 64)).astype(np.float32)

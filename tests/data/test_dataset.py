@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
@@ -166,14 +167,30 @@ def test_an_error_that_comes_once_while_a_batch_is_checked_is_raised(pair, monke
         next(iter(pair.distribute_dataset([np.zeros(4)])))
 
 
-def test_the_first_batch_that_can_not_be_read_is_no_empty_dataset(pair) -> None:
-    class Unreadable:
-        def __iter__(self):
-            raise OSError("no such disk")
-            yield
+@pytest.mark.parametrize("error", [None, OSError("no such disk")])
+def test_an_iterator_that_only_shows_the_form_of_batches_is_closed(pair, error) -> None:
+    open_readers = []
 
-    with pytest.raises(OSError, match="no such disk"):
-        _ = pair.distribute_dataset(Unreadable()).element_spec
+    class Reader:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if error is not None:
+                raise error  # and not: the dataset is empty
+            return np.zeros(4)
+
+        def close(self):
+            open_readers.remove(self)
+
+    class Dataset:
+        def __iter__(self):
+            open_readers.append(Reader())
+            return open_readers[-1]
+
+    with pytest.raises(OSError, match="no such disk") if error else contextlib.nullcontext():
+        assert pair.distribute_dataset(Dataset()).element_spec.shape == (2,)
+    assert not open_readers
 
 
 @pytest.mark.parametrize("arrays", [np.zeros(4), (np.zeros((4, 3)), np.zeros(4)), {"x": [np.zeros(4), np.zeros(4)]}])

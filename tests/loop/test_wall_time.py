@@ -8,6 +8,7 @@ import pathlib
 import sys
 import time
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import replicax
 from replicax.loop import wall_time
 from replicax.loop.attempt_times import NAME, Attempts, PastAttempt, added_up, read
+from replicax.loop.endless_input import EndlessInput
 from replicax.loop.steps_per_call import MEASURED, StepsPerCall
 from replicax.loop.wall_time import LOST, WallTime, since_process_start, table
 from replicax.workers import heartbeat
@@ -127,6 +129,18 @@ def test_what_a_step_takes_is_time_of_steps() -> None:
     dataset = strategy_of(1).distribute_dataset([np.ones(4, np.float32)] * 10)
     run = replicax.train(step, dataset, 10, steps_per_call=1, progress=False)
     assert run.wall_time["steps"] >= 9 * 0.02  # the first is in a call that compiles
+
+
+def test_what_comes_after_an_element_is_no_time_of_input() -> None:
+    strategy, wall = strategy_of(1), WallTime()
+    requests: Any = types.SimpleNamespace(check_wait=None, begin_call=lambda: None)
+    dataset = strategy.distribute_dataset([np.ones(4, np.float32)])
+    source = EndlessInput(dataset, strategy.extended.replicas, wall, requests, is_saved=False)
+    for kind in ("steps", "evaluation"):  # the second element begins another pass
+        wall.switch(kind)
+        source.take(1, False)
+        assert wall.switch("start") == kind
+    source.close()
 
 
 def test_what_a_later_attempt_did_not_go_on_from_is_lost() -> None:
