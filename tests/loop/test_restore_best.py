@@ -12,6 +12,7 @@ import pytest
 
 import replicax
 from tests.conftest import strategy_of
+from tests.loop.models import Recorder
 
 LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 5.0}
 
@@ -60,9 +61,10 @@ def test_so_it_does_after_a_resume_and_the_next_run_goes_on_from_the_last_step(t
 
 
 def test_the_last_one_is_left_if_it_is_the_best(tmp_path: pathlib.Path) -> None:
-    model = Counter()
-    run = model.train(stopping(), tmp_path, steps=4)
+    model, recorder = Counter(), Recorder()
+    run = model.train([stopping(), recorder], tmp_path, steps=4)
     assert (run.step, run.restored, int(model.count)) == (4, None, 4)
+    assert recorder.saved == [2, 4]
 
 
 def test_a_manager_keeps_the_best_one(tmp_path: pathlib.Path) -> None:
