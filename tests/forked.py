@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -25,6 +26,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
+_USED = (
+    "grain",
+    "jaxlib.mlir.dialects.builtin",
+    "jaxlib.mlir.dialects.mhlo",
+    "numpy.testing",
+    "optax",
+    "replicax.backends",
+    "replicax.checks.loss_scale.mistakes",
+    "replicax.data.batches.global_batches",
+    "replicax.data.same_dataset",
+    "replicax.integrations",
+    "replicax.launcher.rendezvous",
+    "replicax.padding.examples",
+)
+"""What most steps and datasets load when they need it."""
 
 
 class Process:
@@ -138,13 +154,12 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 def load_all() -> None:
     """Import what processes will need, so that not each of them has to; and leave it out of all their collections."""
-    import grain  # noqa: F401
-    import optax  # noqa: F401
-
     import replicax
 
     for name in replicax.__all__:  # the package loads them when they are used
         getattr(replicax, name)
+    for module in _USED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
 
@@ -152,8 +167,10 @@ def load_all() -> None:
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork processes as they are asked for; what a forked one is to do, ``None`` when nobody asks any more."""
     from tests._jax.contexts import keep_contexts
+    from tests._jax.executables import keep_executables
 
     keep_contexts()
+    keep_executables()
     load_all()
     folders: dict[int, pathlib.Path] = {}
     wakes, wakened = os.pipe()
