@@ -234,7 +234,7 @@ OVER_SOURCES = {
 @pytest.mark.parametrize("name", OVER_SOURCES)
 def test_examples_read_together_are_those_that_grain_reads_one_by_one(name, source) -> None:
     dataset = OVER_SOURCES[name](grain.MapDataset.source(SOURCES[source]))
-    expected = [batch.tolist() for batch in dataset]
+    expected = [dataset[i].tolist() for i in range(len(dataset))]
     found = [[x for part in step for x in part] for step in steps_of(Run(lambda context: dataset, 1, 2))]
     assert found == expected
 

@@ -17,6 +17,7 @@ import replicax
 from replicax.loop import Precision, accumulated
 from tests.conftest import logical_strategy, shared_strategy, strategy_of
 from tests.loop import models
+from tests.soaking import soak_except
 
 STRATEGIES = {
     "one": lambda: strategy_of(1),
@@ -63,7 +64,7 @@ def of_large_batches(sizes: tuple[int, ...]) -> Any:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.soak), *list(STRATEGIES)[1:]])
+@pytest.mark.parametrize("name", soak_except(STRATEGIES, "two on one device", "sharded", "logical"))
 def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
     sizes = (24, 3)
     found = states_of(STRATEGIES[name](), parts, sizes)
@@ -71,7 +72,7 @@ def test_it_is_the_update_of_the_large_batch(name: str, parts: int) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("length", [8, 5])
 @pytest.mark.parametrize("kept", [lambda fn: fn, jax.jit], ids=["plain", "jitted"])
@@ -94,9 +95,9 @@ def test_a_penalty_counts_once(replicas: int, length: int, kept: Any, parts: Any
 
     [batch] = strategy.distribute_dataset([x])
     numbers = strategy.run(functools.reduce(accumulated, parts, step), args=(batch,))
-    expected, gradient = jax.value_and_grad(lambda w: (x @ w).mean() + jnp.sum(w**2))(w)
+    expected, gradient = np.mean(x @ w) + np.sum(w**2), np.mean(x, axis=0) + 2 * w
     loss, penalty = (float(strategy.reduce("sum", n)) for n in numbers)
-    np.testing.assert_allclose(v.numpy(), w - 0.1 * np.asarray(gradient), rtol=1e-5)
+    np.testing.assert_allclose(v.numpy(), w - 0.1 * gradient, rtol=1e-5)
     assert (loss, penalty) == (pytest.approx(float(expected)), pytest.approx(14.0))
 
 
@@ -152,10 +153,10 @@ def test_each_micro_batch_draws_numbers_of_its_own(name: str) -> None:
 
     [rows] = strategy.distribute_dataset([np.arange(12)])
     seen = []
-    for parts in ((1,), (3,), (2, 3)):
+    for parts in ((3,), (2, 3)):
         strategy.run(functools.reduce(accumulated, parts, step), args=(jax.random.key(0), rows))
         seen.append(len(set(drawn.numpy())))
-    assert seen == [12] * 3
+    assert seen == [12] * 2
 
 
 ON_GRADIENTS: dict[str, Any] = {
@@ -245,6 +246,7 @@ def test_ratios_that_are_no_means_over_the_tokens_of_a_micro_batch(replicas: int
     np.testing.assert_allclose(w.numpy(), 0.8 - 0.1 * np.mean((rows + 1) / sums, axis=0), rtol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", ["value_and_grad", "jax.grad", "jitted", "nnx"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_update_of_ones_own_with_gradients_of_plain_means_is_told(replicas: int, how: str) -> None:
@@ -331,11 +333,11 @@ def test_a_variable_that_the_step_makes_is_one_for_all_micro_batches() -> None:
     assert float(made[0]) == 16.0
 
 
-@pytest.mark.parametrize(("how", "sizes"), [("per replica", (5, 1)), ("padded", (11, 1))])
+@pytest.mark.parametrize(("how", "sizes"), [("per replica", (3, 1)), ("padded", (11, 1))])
 def test_so_it_is_replica_by_replica_and_of_padded_batches(how: str, sizes: tuple[int, ...]) -> None:
     options = replicax.InputOptions(partial_batch="pad") if how == "padded" else None
     run = {"options": replicax.RunOptions(executor="per_replica")} if how == "per replica" else {}
-    found = states_of(strategy_of(2), 3, sizes, options, **run)
+    found = states_of(strategy_of(2), 3 if options else 2, sizes, options, **run)
     for mine, theirs in zip(found, of_large_batches(sizes), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
 
@@ -729,10 +731,7 @@ def test_an_nnx_optimizer_with_rates_for_each_layer_and_constants_in_its_model()
     def rates(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: "fast" if "head" in str(path) else "slow", params)
 
-    def made() -> Any:
-        model = Net()
-        layers = optax.multi_transform({"fast": optax.adam(0.1), "slow": optax.sgd(0.01)}, rates)
-        return model, nnx.Optimizer(model, layers, wrt=nnx.Param)
+    layers = optax.multi_transform({"fast": optax.adam(0.1), "slow": optax.sgd(0.01)}, rates)
 
     def step(model: Any, optimizer: Any, x: Any, own: str = "") -> None:
         optimizer.update(model, nnx.grad(lambda model: replicax.compute_average_loss(model(x)))(model))
@@ -740,18 +739,25 @@ def test_an_nnx_optimizer_with_rates_for_each_layer_and_constants_in_its_model()
             setattr(model, own, nnx.data(jnp.ones(2)) if own == "powers" else nnx.Variable(jnp.ones(2)))
 
     x = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
-    model, optimizer = made()
-    optimizer.update(model, nnx.grad(lambda model: model(x).mean())(model))
     strategy = strategy_of(2)
     with strategy.scope():
-        other, its_optimizer = made()
+        model = Net()
+        optimizer = nnx.Optimizer(model, layers, wrt=nnx.Param)
+    definition, params, rest = nnx.split(model, nnx.Param, ...)
+
+    @jax.jit
+    def updated(params: Any) -> Any:
+        gradients = jax.grad(lambda params: nnx.merge(definition, params, rest)(x).mean())(params)
+        return optax.apply_updates(params, layers.update(gradients, layers.init(params), params)[0])
+
+    expected = jax.tree.leaves(updated(jax.tree.map(np.asarray, params)))
     [batch] = strategy.distribute_dataset([x])
-    strategy.run(accumulated(step, 2), args=(other, its_optimizer, batch))
-    for mine, theirs in zip(*(jax.tree.leaves(nnx.state(m, nnx.Param)) for m in (model, other)), strict=True):
+    strategy.run(accumulated(step, 2), args=(model, optimizer, batch))
+    for mine, theirs in zip(jax.tree.leaves(nnx.state(model, nnx.Param)), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     for name in ("powers", "cache"):
         with pytest.raises(TypeError, match=f"net/{name} was changed by the step, but it is not an array in an nnx.Va"):
-            strategy.run(accumulated(step, 2), args=(other, its_optimizer, batch, name))
+            strategy.run(accumulated(step, 2), args=(model, optimizer, batch, name))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -37,10 +38,13 @@ class DiesAt(replicax.Callback):
 
 
 def attempt(
-    folder: pathlib.Path, kind: str = "mirrored 2", steps: int = 40, **kwargs: Any
+    folder: pathlib.Path, kind: str = "mirrored 2", steps: int = 40, new: bool = False, **kwargs: Any
 ) -> tuple[Line, Recorder, Any]:
-    """One process's part of a run: everything is made anew, as in a process of its own."""
-    line, recorder = Line(STRATEGIES[kind]()), Recorder()
+    """One process's part of a run: all values are those of the start, as in a process of its own.
+
+    What is ``new`` has no compiled program either, nor slots of the optimizer before its first step.
+    """
+    line, recorder = Line(STRATEGIES[kind]()) if new else started(kind), Recorder()
     examples = line.strategy.make_numpy_dataset({k: np.concatenate([b[k] for b in line.batches()]) for k in "xy"})
     dataset = line.strategy.distribute_dataset(examples.seed(3).shuffle().batch(8).repeat())
     checkpoint = replicax.Checkpoint(w=line.w, optimizer=line.optimizer, seen=line.seen)
@@ -58,11 +62,25 @@ def attempt(
     return line, recorder, run
 
 
+@functools.cache
+def line_of(kind: str) -> Line:
+    return Line(STRATEGIES[kind]())
+
+
+def started(kind: str) -> Line:
+    """A line that has not been trained, with the programs of those before."""
+    line = line_of(kind)
+    for variable in (line.w, line.seen, *line.optimizer.variables):
+        variable.assign(np.zeros(variable.shape, variable.dtype))
+    line.mean.reset()
+    return line
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Line, Recorder]:
     """The run without an interruption."""
     with jax.numpy_dtype_promotion("standard"):
-        line, recorder, _ = attempt(tmp_path_factory.mktemp("whole"))
+        line, recorder, _ = attempt(tmp_path_factory.mktemp("whole"), new=True)
     return line, recorder
 
 
@@ -80,7 +98,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(
         assert error.code == replicax.EXIT_PREEMPTED
         assert f"saved in {tmp_path / 'parts'}" in out
         assert f"SIGTERM: the run has stopped after step {at}" in out
-    resumed, after, run = attempt(tmp_path / "parts", progress=True)
+    resumed, after, run = attempt(tmp_path / "parts", new=how is Killed, progress=True)
     assert f"goes on after step {at}" in capsys.readouterr().out
     assert run.resumed_at == at
     assert run.step == 40
@@ -202,7 +220,7 @@ def judged_at(number: signal.Signals) -> Any:
 
 def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: pathlib.Path) -> None:
     judge = judged_at(signal.SIGTERM)
-    _, before, error = attempt(tmp_path, evaluate="by step", judge=judge, evaluate_every=10)
+    _, before, error = attempt(tmp_path, new=True, evaluate="by step", judge=judge, evaluate_every=10)
     assert error.code == replicax.EXIT_PREEMPTED
     assert before.evaluated == []
     assert before.saved == [10]
@@ -221,7 +239,7 @@ def test_an_evaluation_to_which_an_attempt_did_not_come_is_made_first(tmp_path: 
 @pytest.mark.parametrize("loss", [3.0, float("nan")])
 def test_the_last_evaluation_is_made_once_by_runs_that_had_only_that_to_do(tmp_path: pathlib.Path, loss: float) -> None:
     best = {"best": ("loss", "min"), "steps": 20}
-    _, before, error = attempt(tmp_path, evaluate="by step", judge=judged_at(signal.SIGINT), **best)
+    _, before, error = attempt(tmp_path, new=True, evaluate="by step", judge=judged_at(signal.SIGINT), **best)
     assert (type(error), before.evaluated) == (KeyboardInterrupt, [])
     given = iter([loss, 2.0, 1.0])
     for evaluated in ([(20, {"loss": loss})], [], []):
