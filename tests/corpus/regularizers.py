@@ -86,6 +86,10 @@ class Dropped(nn.Module):
         return nn.Dense(3)(h)
 
 
+def initial_dropped():
+    return jax.jit(Dropped().init)({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X)
+
+
 def dropped_losses(params, key, x, labels, places):
     def logits(row, place):
         return Dropped().apply(params, row, rngs={"dropout": jax.random.fold_in(key, place)})
@@ -94,7 +98,7 @@ def dropped_losses(params, key, x, labels, places):
 
 
 def dropout_plain():
-    params, key = Dropped().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X), jax.random.key(2)
+    params, key = initial_dropped(), jax.random.key(2)
 
     @jax.jit
     def step(params, key):
@@ -109,7 +113,7 @@ def dropout_plain():
 
 @program(dropout_plain, quick=("2",))
 def dropout_by_example(strategy):
-    params, key = Dropped().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X), jax.random.key(2)
+    params, key = initial_dropped(), jax.random.key(2)
 
     def step(params, key, x, labels):
         ctx = replicax.get_replica_context()

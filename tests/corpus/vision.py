@@ -168,9 +168,13 @@ class Normalized(nn.Module):
         return nn.Dense(4)(nn.avg_pool(x, (2, 2), (2, 2)).reshape(len(x), -1))
 
 
+def initial_normalized(net):
+    return jax.jit(functools.partial(net.init, train=False))(jax.random.key(0), IMAGES)
+
+
 def normalized_plain():
     net = Normalized()
-    variables = net.init(jax.random.key(0), IMAGES, train=False)
+    variables = initial_normalized(net)
     params, statistics = variables["params"], variables["batch_stats"]
 
     @jax.jit
@@ -186,14 +190,15 @@ def normalized_plain():
 
     for _ in range(2):
         params, statistics, loss = step(params, statistics)
-    return params, statistics, loss, net.apply({"params": params, "batch_stats": statistics}, IMAGES, False)
+    predict = jax.jit(functools.partial(net.apply, train=False))
+    return params, statistics, loss, predict({"params": params, "batch_stats": statistics}, IMAGES)
 
 
 @program(normalized_plain, fails={"executor": "collectives of jax.lax work in compiled steps only"}, quick=("2",))
 def batch_normalization_over_replicas(strategy):
     net = Normalized(axis_name=replicax.REPLICA_AXIS)
     with strategy.scope():
-        variables = net.init(jax.random.key(0), IMAGES, train=False)
+        variables = initial_normalized(net)
         params, statistics = replicax.as_variables((variables["params"], variables["batch_stats"]))
         optimizer = replicax.Optimizer(optax.sgd(0.1))
 

@@ -200,7 +200,7 @@ def test_experts_that_do_not_divide_are_refused() -> None:
 def test_texts_that_do_not_divide_are_refused() -> None:
     strategy = spread_over(4)
     with strategy.scope():
-        _, step = experts.build(strategy, width=16, heads=2, layers=1, hidden=16)
+        _, step = experts.build(strategy, width=16, heads=2, layers=0)
     text = np.zeros((6, 16), np.int32)
     with pytest.raises(ValueError, match="dim 0 of size 6 does not divide into 4 parts"):
         strategy.run(step, args=((text, text),))

@@ -15,7 +15,7 @@ from tests.parameter_server.thread_actors import ThreadActors
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in {"USERS": 60, "ITEMS": 40, "CLICKS": 4096, "EPOCHS": 2, "BATCH": 256}.items():
+    for name, value in {"USERS": 60, "ITEMS": 40, "CLICKS": 2048, "EPOCHS": 2, "BATCH": 256}.items():
         monkeypatch.setattr(recommender, name, value)
     monkeypatch.setattr(coordinator_module, "_make_actors", ThreadActors)
     strict = {name: getattr(jax.config, name) for name in ("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")}

@@ -28,7 +28,7 @@ with strategy.scope():
     step_counter = replicax.Variable(0, aggregation=replicax.Aggregation.ONLY_FIRST_REPLICA, name="step")
 variables = [hidden, output]
 checkpoint = replicax.Checkpoint(hidden=hidden, output=output, optimizer=optimizer, step=step_counter)
-manager = replicax.CheckpointManager(checkpoint, "ckpt", max_to_keep=3)
+manager = replicax.CheckpointManager(checkpoint, sys.argv[2], max_to_keep=3)
 restored = manager.restore_latest()
 
 

@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+from tests import forked
 from tests.forked import import_path
 
 HERE = pathlib.Path(__file__).parent
@@ -41,11 +42,16 @@ def test_keras(tmp_path) -> None:
 
 
 def test_a_loop_from_tensorflow_goes_on_from_its_checkpoint(tmp_path) -> None:
-    first = run(tmp_path, sys.executable, HERE / "custom_loop.py", 2).splitlines()
+    first = run(tmp_path, sys.executable, HERE / "custom_loop.py", 2, "ckpt").splitlines()
     losses = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in first[:2]]
     assert losses[1] < losses[0]
     assert first[2] == "30 steps, saved 1"
-    second = run(tmp_path, sys.executable, HERE / "custom_loop.py", 3).splitlines()
+    # The second run needs no shell: it is forked from a process that has imported all that it needs.
+    log, environment = tmp_path / "log", {**os.environ, "JAX_PLATFORMS": "cpu"}
+    arguments = ["3", str(tmp_path / "ckpt")]
+    ended = forked.start("tests.newcomers.custom_loop", arguments, log, environment, tmp_path).wait()
+    assert ended == 0, log.read_text()
+    second = log.read_text().splitlines()
     assert float(re.search(r"epoch 2: loss ([\d.]+)", second[0])[1]) < losses[1]
     assert second[1] == "45 steps, saved 2"
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import replicax
-from replicax.values import Ragged
+from replicax.values import Stacked
 
 AXIS = "replica"
 """What collectives of ``jax.lax`` call the axis along which the replicas lie."""
@@ -160,10 +160,10 @@ def third_party(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def components(value: replicax.PerReplica) -> list[Any]:
     """A value's components, on the host: ``value.values`` compiles a program for each of their shapes and devices."""
-    array = getattr(value.form, "array", None)
-    if array is None or isinstance(value.form, Ragged) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return list(value.values)
-    return list(np.asarray(array))
+    match value.form:
+        case Stacked(array) if array.size and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return list(np.asarray(array))
+    return list(value.values)
 
 
 # --- data -----------------------------------------------------------------------------------------------
