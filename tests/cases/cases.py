@@ -83,6 +83,7 @@ def plainly(cases: list[Case]) -> list[dict[str, Any]]:
     fn = together(cases)
     if any(case.meets for case in cases):
         stacked = jax.jit(jax.vmap(fn, in_axes=(0, None), axis_name="replica"))(X, A)
+        stacked = jax.tree.map(numbers, stacked)
         return [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(REPLICAS)]
     jitted = jax.jit(fn)
     return [jitted(x, A) for x in X]

@@ -69,7 +69,7 @@ def variables(strategy: replicax.Strategy, parts: int) -> dict[str, replicax.Var
     def one(path: str, shape: tuple[int, ...]) -> replicax.Variable:
         counts = [parts if dim == SPLIT.get(path) else 1 for dim in range(len(shape))]
         return replicax.Variable(
-            lambda: jnp.ones(shape), name=path, partition_dimensions=counts if parts > 1 and path in SPLIT else None
+            np.ones(shape, np.float32), name=path, partition_dimensions=counts if parts > 1 and path in SPLIT else None
         )
 
     with strategy.scope():

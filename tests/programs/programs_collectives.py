@@ -177,7 +177,7 @@ def _gradients_of_sum(loss: Callable[..., Any]) -> Callable[..., list[Any]]:
 
     def across(xs: list[Any], *shared: Any) -> list[Any]:
         gradients, losses = jax.jit(jax.grad(summed, has_aux=True))(np.stack(xs), *shared)
-        return list(zip(losses, gradients, strict=True))
+        return list(zip(np.asarray(losses), np.asarray(gradients), strict=True))
 
     return across
 
