@@ -224,8 +224,9 @@ def test_settings_of_the_user(pair, setting) -> None:
 def test_statistics_of_each_replica_are_averaged(pair) -> None:
     model, x = CNN(rngs=nnx.Rngs(0)), batches(1)[0]["x"]
     halves = [CNN(rngs=nnx.Rngs(0)) for _ in range(2)]
+    forward = nnx.jit(lambda half, part: half(part))
     for half, part in zip(halves, (x[:4], x[4:]), strict=True):
-        half(part)
+        forward(half, part)
     [batch] = pair.distribute_dataset([x])
     pair.run(lambda model, x: model(x), args=(model, batch))
     expected = np.mean([half.norm.var[...] for half in halves], 0)
@@ -489,8 +490,9 @@ def test_each_replica_may_keep_its_own_cache_of_attention_as_the_error_says(pair
         copy = nnx.merge(graphdef, own, rest, copy=True)
         return copy(x), nnx.state(copy, nnx.Cache)
 
-    own = nnx.state(model, nnx.Cache)
-    for x, expected in zip(pair.distribute_dataset(tokens), map(alone, tokens), strict=True):
+    own, alone_step = nnx.state(model, nnx.Cache), nnx.jit(lambda alone, x: alone(x))
+    for x, token in zip(pair.distribute_dataset(tokens), tokens, strict=True):
+        expected = alone_step(alone, token)
         y, own = pair.run(step, args=(model, own, x))
         np.testing.assert_allclose(np.concatenate(pair.local_results(y)), expected, rtol=1e-5, atol=1e-6)
 
