@@ -19,7 +19,7 @@ pytestmark = needs_compiler
 def test_heaps_of_collectives_and_of_temporaries_are_in_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for heap in ("xla_gpu_enable_nccl_user_buffers", "xla_gpu_temp_buffer_use_separate_color"):
         monkeypatch.setitem(GATHERS_AHEAD, heap, True)  # as if XLA_FLAGS named them, which are read once in a process
-    strategy = replicax.ShardedStrategy(devices("h100:2"))
+    strategy = replicax.ShardedStrategy(devices())
     step, spec = build(strategy, layers=1, width=128)
     plan = replicax.plan(strategy, step, spec)
     executable, _ = planner._traced_program(strategy, step, spec)
@@ -31,7 +31,7 @@ def test_heaps_of_collectives_and_of_temporaries_are_in_the_devices_memory(monke
 def test_activations_in_the_hosts_memory() -> None:
     """They are copied over PCIe, twice, and are in none of the device's memory."""
     layers, one = 6, 4 * 4096 * 512
-    strategy = replicax.MirroredStrategy(devices("h100:1"))
+    strategy = replicax.OneDeviceStrategy(devices()[0, 0])
     with strategy.scope():
         w = replicax.Variable(lambda: jnp.zeros((layers, 512, 512)), name="w")
     policies = jax.checkpoint_policies

@@ -103,9 +103,9 @@ def test_a_resolver_brings_its_devices(strategy) -> None:
 
 
 def test_a_replica_on_the_gpus_of_two_hosts() -> None:
-    strategy = replicax.MirroredStrategy(devices("h100:2x4"), num_logical_devices=8)
-    plan = replicax.plan(strategy, *build(strategy, parts=8))
-    assert (plan.replicas, plan.devices, plan.topology) == (1, 8, "2x4")
+    strategy = replicax.MirroredStrategy(devices("h100:2x8"), num_logical_devices=16)
+    plan = replicax.plan(strategy, *build(strategy, parts=16))
+    assert (plan.replicas, plan.devices, plan.topology) == (1, 16, "2x8")
     assert any("network" in c.way for c in plan.collectives)
 
 

@@ -123,7 +123,7 @@ def test_the_compiler_refuses_a_step() -> None:
 
 
 def test_the_compiler_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = replicax.MirroredStrategy(devices("l4:2"))
+    strategy = replicax.MirroredStrategy(devices("l4:3"))  # whose process has not begun
     served = compile_process._COMMAND
     code = "import os; os.write(2, b'fatal error: in __triton_collective\\nstack trace'); os.abort()"
     monkeypatch.setattr(compile_process, "_COMMAND", [sys.executable, "-c", code])

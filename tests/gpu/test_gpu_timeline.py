@@ -15,8 +15,36 @@ from tests.gpu.described import devices, needs_compiler
 
 pytestmark = needs_compiler
 
+PROGRAMS = ("language_model.py:", "test_gpu_timeline.py:")
+
 SMALL = language_model.Size(layers=2, width=512, heads=4, groups=4, hidden=1408, words=512, length=256)
 LARGER = language_model.Size(layers=4, width=1024, heads=8, groups=8, hidden=2816, words=1024, length=512)
+
+
+def plan_of_blocks() -> replicax.planning.Plan:
+    """What is in the language model, but for attention, which takes most of the time to compile."""
+    layers, width = 4, 512
+    strategy = replicax.ShardedStrategy(devices("h100:2x8"))
+    with strategy.scope():
+        up = replicax.Variable(lambda: jnp.zeros((layers, width, 4 * width)), name="up")
+        down = replicax.Variable(lambda: jnp.zeros((layers, 4 * width, width)), name="down")
+        optimizer = replicax.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+    def layer(x, weights):
+        up, down = weights
+        return jnp.tanh(x + jax.nn.gelu(x @ up) @ down), None
+
+    def step(x):
+        def loss(weights):
+            return replicax.compute_average_loss(
+                jnp.square(jax.lax.scan(jax.checkpoint(layer), x, weights)[0]).mean(-1)
+            )
+
+        share, gradients = replicax.value_and_grad(loss, [up, down])([up, down])
+        optimizer.apply_gradients(zip(gradients, [up, down], strict=True))
+        return share
+
+    return replicax.plan(strategy, step, jax.ShapeDtypeStruct((512, width), jnp.float32))
 
 
 def plan_of(size: language_model.Size) -> replicax.planning.Plan:
@@ -27,9 +55,9 @@ def plan_of(size: language_model.Size) -> replicax.planning.Plan:
         return replicax.plan(strategy, *language_model.plan(strategy, "small", batch=4))
 
 
-@pytest.fixture(scope="module")
-def plan() -> replicax.planning.Plan:
-    return plan_of(SMALL)
+@pytest.fixture(scope="module", params=[pytest.param(lambda: plan_of(SMALL), marks=pytest.mark.soak), plan_of_blocks])
+def plan(request: pytest.FixtureRequest) -> replicax.planning.Plan:
+    return request.param()
 
 
 def test_the_walk_goes_through_the_whole_program(plan) -> None:
@@ -45,12 +73,12 @@ def test_the_walk_goes_through_the_whole_program(plan) -> None:
     assert 0 < timeline.hidden < 1
     assert sum(wait.exposed for wait in timeline.waits) == pytest.approx(timeline.exposed)
     assert all(wait.exposed <= wait.seconds * 1.001 and wait.why for wait in timeline.waits)
-    assert any(wait.where.startswith("language_model.py:") for wait in timeline.waits)
+    assert any(wait.where.startswith(PROGRAMS) for wait in timeline.waits)
 
     kernels = timeline.dearest
     assert len(kernels) == 10
     assert [k.seconds for k in kernels] == sorted((k.seconds for k in kernels), reverse=True)
-    assert any(k.kind == "product" and k.where.startswith("language_model.py:") for k in kernels)
+    assert any(k.kind == "product" and k.where.startswith(PROGRAMS) for k in kernels)
     assert "The dearest kernels" in {section.title for section in sections(plan)}
 
 
@@ -58,7 +86,7 @@ def test_attention_in_a_kernel_of_its_own() -> None:
     """Pallas' kernels compile without a GPU, and are known by their names."""
     from jax.experimental.pallas.ops.gpu.attention import mha
 
-    strategy = replicax.MirroredStrategy(list(replicax.GPUClusterResolver(topology="h100:2").devices.flat))
+    strategy = replicax.MirroredStrategy(devices())
     with strategy.scope():
         w = replicax.Variable(lambda: jnp.zeros((64, 64)), name="w")
         optimizer = replicax.Optimizer(optax.sgd(0.1))
@@ -105,7 +133,7 @@ def test_layers_that_are_variables_of_their_own_are_not_gathered_as_one() -> Non
 
 
 def test_calls_that_are_not_known_are_named() -> None:
-    strategy = replicax.MirroredStrategy(devices("h100:1"))
+    strategy = replicax.MirroredStrategy(devices())
     found = replicax.plan(strategy, jnp.linalg.cholesky, jax.ShapeDtypeStruct((64, 64), jnp.float32)).timeline
     assert found.opaque == ("cusolver_potrf_ffi",)
     assert found.by_kind["opaque"] > 0
