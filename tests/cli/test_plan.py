@@ -95,16 +95,6 @@ def test_the_example_on_tpus(tmp_path, platforms: str) -> None:
     assert json.loads(data.read_text())["replicas"] == 16
 
 
-def test_a_module_and_several_cores_for_a_replica(model) -> None:
-    done = replicax_command(
-        *("model:plan", "--topology", "v5p:2x2x2", "--logical", "1x2x1x1", "--strategy", "groups:2"), cwd=model.parent
-    )
-    assert done.returncode == 0, done.stderr
-    assert "float32[32,64]" in done.stdout  # a variable of 64×64 in two pieces
-    assert done.stdout.startswith("step on 4 replicas, 8 × TPU v5 (2x2x2)\n")
-    assert "mesh replica 4 × logical0 2" in done.stdout
-
-
 def test_on_emulated_cpus(model) -> None:
     done = replicax_command(model, "--replicas", 4, "--strategy", "sharded")
     assert done.returncode == 0, done.stderr
@@ -123,6 +113,15 @@ def in_place(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     sys.modules.pop("model", None)
+
+
+def test_a_module_and_several_cores_for_a_replica(model, capsys, in_place) -> None:
+    options = ["--topology", "v5p:2x2x2", "--logical", "1x2x1x1", "--strategy", "groups:2"]
+    assert main(["plan", "model:plan", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "float32[32,64]" in printed  # a variable of 64×64 in two pieces
+    assert printed.startswith("step on 4 replicas, 8 × TPU v5 (2x2x2)\n")
+    assert "mesh replica 4 × logical0 2" in printed
 
 
 @pytest.mark.parametrize(("given", "width"), [(["size=32"], 64), (["size=32", "kind=large"], 96)])

@@ -9,6 +9,7 @@ import pytest
 
 from tests.compiler import HURRIED
 from tests.launcher.launches import launched, said
+from tests.soaking import soaked
 
 TRAIN = """
     import os, signal, subprocess, sys, threading, time
@@ -51,13 +52,14 @@ TRAIN = """
 """
 
 
-def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
-    """Of one launch: pauses that are no fault, then a worker that is stopped; two that wait for a lock.
+@pytest.mark.parametrize("faults", [soaked(["stop", "lock", "end"]), ["stop", "lock"]], ids=",".join)
+def test_workers_that_hang_are_found_named_and_started_again(faults: list[str], tmp_path) -> None:
+    """Of one launch: pauses that are no fault, then a worker that is stopped; one or two that wait for a lock.
 
-    While the last of them waits, the other worker has ended its program.
+    While the last of three waits, the other worker has ended its program.
     """
-    words = ("--workers", "2", "--hang-timeout", "1", "--backoff", "0", "--max-restarts", "2", "train.py")
-    launch = launched(tmp_path, *words, "stop,lock,end", script=TRAIN, **HURRIED)
+    words = ("--workers", "2", "--hang-timeout", "1", "--backoff", "0", "--max-restarts", str(len(faults) - 1))
+    launch = launched(tmp_path, *words, "train.py", ",".join(faults), script=TRAIN, **HURRIED)
     assert launch.code == 137, launch.stderr
     host = socket.gethostname()
     found = [message for message in said(launch) if "hangs" in message]
@@ -66,17 +68,17 @@ def test_workers_that_hang_are_found_named_and_started_again(tmp_path) -> None:
         rf"worker 0 of 2 on {host} hangs: it neither runs a step nor uses its processor, for [\d.]+ s, after run 20 of "
         "'train_step'",
         rf"worker 1 of 2 on {host} hangs: it neither runs a step nor uses its processor, for [\d.]+ s, after run 40 of",
-    ]
+    ][: len(faults)]
     assert len(found) == len(patterns), found
     for message, pattern in zip(found, patterns, strict=True):
         assert re.match(pattern, message), (message, pattern)
     assert all(float(seconds) <= 3.5 for seconds in re.findall(r"for ([\d.]+) s, after", " ".join(found)))
     messages = said(launch)
     assert messages.count("it can't show its stacks; ending all others") == 1
-    assert messages.count("the stacks of its threads follow; ending all others") == 2
+    assert messages.count("the stacks of its threads follow; ending all others") == len(faults) - 1
     stacks = next(tmp_path.glob("replicax-logs/*/attempt-1"))
     assert re.search(r"line \d+ in two_locks", (stacks / "worker-0.log").read_text())
-    assert sum("attempt 2: 120" in line for line in launch.stdout.splitlines()) == 2
+    assert sum("attempt 2: 120" in line for line in launch.stdout.splitlines()) == 2 * faults.count("end")
 
 
 RUN = """
