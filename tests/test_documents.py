@@ -28,9 +28,13 @@ EXECUTED = [path for path in DOCUMENTS if path.name not in FOREIGN or importlib.
 APART = {"recipes.md"}  # the programs of its sections have nothing to do with each other
 # What `make test` leaves to `make soak`, as tests of a package or other pages have the same.
 SOAK = {
+    "docs/models.md",
     "docs/pipeline.md",
+    "docs/placement.md",
     "docs/plan.md",
     "docs/random_numbers.md",
+    "docs/from_pmap.md",
+    "docs/from_pytorch.md",
     "docs/tutorials/from_equinox.md",
     "docs/tutorials/from_nnx.md",
     "docs/tutorials/planning_for_a_pod.md",
@@ -39,7 +43,8 @@ SOAK = {
         f"docs/recipes.md: {heading}"
         for heading in (
             "Learning-rate schedules", "EMA: averaged weights", "Frozen layers", "Several optimizers",
-            "Evaluation in Flax NNX", "Random seed", "Metric learning over replicas", "Mixed precision",
+            "Evaluation in Flax NNX", "Random seed", "Metric learning over replicas", "Mixed precision", "Profiling",
+            "Clipping each example's gradient (DP-SGD)",
         )
     ),
 }  # fmt: skip
