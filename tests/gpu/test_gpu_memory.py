@@ -20,7 +20,7 @@ def test_heaps_of_collectives_and_of_temporaries_are_in_the_devices_memory(monke
     for heap in ("xla_gpu_enable_nccl_user_buffers", "xla_gpu_temp_buffer_use_separate_color"):
         monkeypatch.setitem(GATHERS_AHEAD, heap, True)  # as if XLA_FLAGS named them, which are read once in a process
     strategy = replicax.ShardedStrategy(devices())
-    step, spec = build(strategy, layers=1, width=128)
+    step, spec = build(strategy, width=128)
     plan = replicax.plan(strategy, step, spec)
     executable, _ = planner._traced_program(strategy, step, spec)
     needed = executable.compiled().memory_analysis().temp_size_in_bytes

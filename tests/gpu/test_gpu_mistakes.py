@@ -90,7 +90,7 @@ def test_what_needs_the_devices() -> None:
 def test_variables_on_one_of_the_described_gpus() -> None:
     some = devices()[0]
     strategy = replicax.CentralStorageStrategy(list(some[1:5]), parameter_device=some[0])
-    plan = replicax.plan(strategy, *build(strategy))
+    plan = replicax.plan(strategy, *build(strategy, width=128))
     assert (plan.devices, plan.fits) == (4, True)
 
 
@@ -104,7 +104,7 @@ def test_a_resolver_brings_its_devices(strategy) -> None:
 
 def test_a_replica_on_the_gpus_of_two_hosts() -> None:
     strategy = replicax.MirroredStrategy(devices("h100:2x8"), num_logical_devices=16)
-    plan = replicax.plan(strategy, *build(strategy, parts=16))
+    plan = replicax.plan(strategy, *build(strategy, width=128, parts=16))
     assert (plan.replicas, plan.devices, plan.topology) == (1, 16, "2x8")
     assert any("network" in c.way for c in plan.collectives)
 

@@ -16,7 +16,7 @@ from tests.conftest import strategy_of
 from tests.parameter_server.regression import Regression, batches, in_parts, mirrored, regression
 from tests.parameter_server.thread_actors import coordinator_of, wait_until_ready
 
-STEPS = 20
+STEPS = 8
 
 
 def trained(strategy: replicax.ParameterServerStrategy, tx: Any = None) -> Regression:
