@@ -133,8 +133,8 @@ def check_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def test_the_update_pattern_by_hand(placement: str) -> None:
     d = PLACEMENTS[placement]()
     assert d.num_towers == TOWERS
-    found = by_hand(d)
-    check_same(found, modern(PLACEMENTS[placement]().strategy))
+    found = by_hand(d, 10)
+    check_same(found, modern(PLACEMENTS[placement]().strategy, 10))
     images, labels = data()
     assert np.mean((images @ found[0] + found[1]).argmax(1) == labels[: len(images)]) > 0.75  # it has learnt
 

@@ -244,7 +244,7 @@ def test_a_step_maps_over_its_own_logical_devices(split: bool, per_device: int, 
 
     [x] = strategy.distribute_dataset([X[:8]])
     loss = strategy.reduce("sum", strategy.run(step, args=(x,)))
-    expected, gradient = jax.value_and_grad(alone)(jnp.asarray(initial))
+    expected, gradient = jax.jit(jax.value_and_grad(alone))(initial)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(w.numpy(), initial - 0.1 * gradient, rtol=1e-5, atol=1e-6)
 

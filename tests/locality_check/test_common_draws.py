@@ -177,11 +177,11 @@ def test_right_numbers_are_not(pair: replicax.MirroredStrategy, step: Any) -> No
 @pytest.mark.parametrize(
     "make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.split(jax.random.key(seed), 3)]
 )
-def test_keys_of_replicas(strategy: replicax.Strategy, executor: str, make: Any) -> None:
+def test_keys_of_replicas(pair: replicax.Strategy, executor: str, make: Any) -> None:
     key = make(7)
     options = replicax.RunOptions(executor=executor)
-    mine = strategy.run(lambda k: replicax.get_replica_context().random_key(k), args=(key,), options=options)
+    mine = pair.run(lambda k: replicax.get_replica_context().random_key(k), args=(key,), options=options)
     fold = jax.vmap(jax.random.fold_in, (0, None)) if key.shape == (3,) else jax.random.fold_in
     data = jax.random.key_data if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jnp.asarray
-    for replica, found in enumerate(strategy.local_results(mine)):
+    for replica, found in enumerate(pair.local_results(mine)):
         assert data(found).tolist() == data(fold(key, replica)).tolist()
