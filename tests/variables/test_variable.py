@@ -562,6 +562,7 @@ def test_in_notebooks(pair) -> None:
 
 def test_repr(pair) -> None:
     assert repr(make(pair)) == "<Variable 'v' float32[] mirrored on 2 replicas: 10.>"
+    assert repr(make(pair, np.eye(2))) == "<Variable 'v' float32[2,2] mirrored on 2 replicas:\n[[1. 0.]\n [0. 1.]]>"
     assert "a copy on each of 2 replicas: [10. 10.]" in repr(make(pair, synchronization="on_read"))
     assert "on one device" in repr(replicax.Variable(1.0))
     with pair.scope():

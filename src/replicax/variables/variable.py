@@ -271,7 +271,8 @@ class Variable(ArrayLike, metaclass=CreatedByStore):
         return f"{type(self).__name__} {self.name!r} {dtype_and_shape(self)} {where}{inside}", shown
 
     def __repr__(self) -> str:
-        return "<{}: {}>".format(*self._about_and_value())
+        about, value = self._about_and_value()
+        return f"<{about}:\n{value}>" if "\n" in value else f"<{about}: {value}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the variable, and below it the value as NumPy prints it."""
