@@ -114,6 +114,7 @@ class Progress(Callback):
             BarColumn(),
             TimeRemainingColumn(compact=True),
             console=self._console,
+            auto_refresh=False,  # no thread of its own, whose errors nobody would take
         )
         self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers=())
         self._bar.start()
@@ -125,7 +126,7 @@ class Progress(Callback):
             now = self._clock()
             if now - self._shown > REFRESH:
                 self._shown = now
-                self._bar.update(self._task, completed=step)
+                self._bar.update(self._task, completed=step, refresh=True)
         elif self._run is not None:
             if self._clock() - self._shown > REDRAWN:
                 self._redraw()
@@ -140,7 +141,7 @@ class Progress(Callback):
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         self._numbers = described(values)
         if self._bar is not None:
-            self._bar.update(self._task, numbers=self._numbers.split("   "))
+            self._bar.update(self._task, numbers=self._numbers.split("   "), refresh=True)
             return
         if self._run is not None:
             self._redraw()
