@@ -657,8 +657,8 @@ def test_what_ends_the_program_while_progress_is_written_ends_it() -> None:
             raise SystemExit(3)  # as a handler of SIGTERM may do
 
     dataset = strategy_of(1).distribute_dataset([np.ones(2)])
+    progress = Progress(Console(file=Ended(), width=80), clock=ticking())
     with pytest.raises(SystemExit, match="3"):
-        progress = Progress(Console(file=Ended(), width=80), clock=ticking())
         replicax.train(lambda x: x.sum(), dataset, 4, log_every=2, callbacks=[progress], progress=False)
 
 
