@@ -8,8 +8,6 @@ import errno
 import logging
 import os
 import resource
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,6 +16,7 @@ import pytest
 
 import replicax
 from replicax.checkpoint import background_save, saving
+from tests import processes
 from tests.conftest import strategy_of
 
 
@@ -118,13 +117,7 @@ def test_another_manager_of_the_folder_waits_for_it(tmp_path, gate) -> None:
 
 
 def test_it_is_written_though_nobody_keeps_its_checkpoint(tmp_path) -> None:
-    program = """
-import gc, sys, numpy as np, replicax
-w = replicax.Variable(np.zeros(10_000_000, np.float32))
-replicax.Checkpoint(w=w).save(sys.argv[1], wait=False)
-gc.collect()
-"""
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], check=True, timeout=120)
+    processes.run_programs([[*processes.MODULE, "tests.checkpoint.not_kept", str(tmp_path / "a")]])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

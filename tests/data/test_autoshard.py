@@ -43,7 +43,7 @@ def make(source, ids, batch):
             return grain.MapDataset.source(rows).to_iter_dataset().batch(batch)
         case "window":
             shuffled = grain.experimental.WindowShuffleIterDataset(
-                grain.MapDataset.source(rows).to_iter_dataset(), window_size=5, seed=1
+                grain.MapDataset.source(rows).to_iter_dataset(), window_size=13, seed=1
             )
             return shuffled.batch(batch)
         case "loader":

@@ -92,7 +92,7 @@ def write_lines(folder):
 
 
 FILED = {
-    "window, batch": lambda f: experimental.WindowShuffleIterDataset(f, window_size=3, seed=1).batch(4),
+    "window, batch": lambda f: experimental.WindowShuffleIterDataset(f, window_size=13, seed=1).batch(4),
     "batch, window": lambda f: experimental.WindowShuffleIterDataset(f.batch(4), window_size=3, seed=1),
     "repeat, batch": lambda f: experimental.RepeatIterDataset(f, 2).batch(4),
     "batch, repeat": lambda f: experimental.RepeatIterDataset(f.batch(4), 2),
@@ -118,7 +118,7 @@ def check_graph(make, may_refuse) -> None:
     assert collections.Counter(x for step in shared for element in step for x in examples(element)) == everything
     for step in shared:  # a function that makes batches gets whole ones
         assert len({tuple(np.shape(leaf)[1:] for leaf in part.leaves) for one in step for part in one.parts}) == 1
-    for steps in (0, 1, len(whole) - 1, len(whole)):
+    for steps in (0, 1, len(whole)):
         first = Run(lambda context: make(), 1, 2, data)
         first.steps(steps)
         second = Run(lambda context: make(), 1, 2, data)
@@ -205,14 +205,14 @@ SOURCES = {
     "inheriting": Hundredfold(),
     "wrapping": Wrapped(),
     "dataset": grain.MapDataset.source(ROWS).map(lambda x: 7 * x),
-    "own dataset": Negated(grain.MapDataset.source(ROWS), window_size=5, seed=1).shuffle(seed=2),
+    "own dataset": Negated(grain.MapDataset.source(ROWS), window_size=13, seed=1).shuffle(seed=2),
 }
 OVER_SOURCES = {
     "batch": lambda s: s.batch(4),
     "slice": lambda s: s[3:].batch(4),
     "stride": lambda s: s.slice(slice(1, None, 3)).batch(4),
     "shuffle": lambda s: s.shuffle(seed=1).batch(4),
-    "window": lambda s: experimental.WindowShuffleMapDataset(s, window_size=5, seed=1).batch(4),
+    "window": lambda s: experimental.WindowShuffleMapDataset(s, window_size=13, seed=1).batch(4),
     "shuffle, repeat": lambda s: s.shuffle(seed=1).repeat(3).batch(4),
     "batch, shuffle, repeat": lambda s: s.batch(4).shuffle(seed=1).repeat(3),
     "batch, shuffle once, repeat": lambda s: s.batch(4).shuffle(seed=1).repeat(3, reseed_each_epoch=False),
@@ -221,7 +221,7 @@ OVER_SOURCES = {
     "concatenate": lambda s: grain.MapDataset.concatenate([s, s[:3], s.map(lambda x: -x)]).batch(4),
     "mix": lambda s: grain.MapDataset.mix([s, s.map(lambda x: -x)], weights=[0.25, 0.75]).batch(4),
     "own node": lambda s: Tenfold(s.shuffle(seed=1)).batch(4),
-    "own node from Grain's": lambda s: Negated(s, window_size=5, seed=1).batch(4),
+    "own node from Grain's": lambda s: Negated(s, window_size=13, seed=1).batch(4),
     "zip": lambda s: (
         experimental.ZipMapDataset([s, s.shuffle(seed=2)]).map(lambda pair: pair[0] + 100 * pair[1]).batch(4)
     ),

@@ -47,7 +47,7 @@ def number(record):
 
 
 def window(dataset):
-    return grain.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=5)
+    return grain.experimental.WindowShuffleIterDataset(dataset, window_size=12, seed=5)
 
 
 PIPELINES = {

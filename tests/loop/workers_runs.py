@@ -206,6 +206,8 @@ def saved(folder: str, when: str | None, steps: int) -> tuple[str, list[int], li
 
         def on_log(self, run: replicax.TrainingRun, step: int, values: Any) -> None:
             self.losses.append((step, values["loss"]))
+            if when == "saving":
+                time.sleep(0.2)  # so that not many steps are left to do again, until JAX has seen the signal
 
     hit = Hit()
     checkpoint = replicax.Checkpoint(w=w, optimizer=optimizer)
