@@ -44,6 +44,7 @@ def hide(name: str) -> None:
 def main() -> None:
     for name in sys.argv[1:]:
         hide(name)
+    import tests.data.conftest  # noqa: F401
     from tests.data import test_grain_graphs as graphs
     from tests.data.simulated import Run
 

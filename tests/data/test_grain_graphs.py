@@ -118,7 +118,7 @@ def check_graph(make, may_refuse) -> None:
     assert collections.Counter(x for step in shared for element in step for x in examples(element)) == everything
     for step in shared:  # a function that makes batches gets whole ones
         assert len({tuple(np.shape(leaf)[1:] for leaf in part.leaves) for one in step for part in one.parts}) == 1
-    for steps in (0, 1, len(whole)):
+    for steps in (0, 1, len(whole) - 1, len(whole)):
         first = Run(lambda context: make(), 1, 2, data)
         first.steps(steps)
         second = Run(lambda context: make(), 1, 2, data)
