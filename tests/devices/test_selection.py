@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import types
 
 import jax
@@ -11,18 +7,12 @@ import pytest
 
 import replicax
 from replicax.devices.selection import resolve_devices
+from tests import processes
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh Python, which has not inherited this one's thread limit."""
-    env = {name: value for name, value in os.environ.items() if name != "NPROC"}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=env,
-    )
+def printed_by(*program: str) -> str:
+    [printed] = processes.run_programs([[*processes.MODULE, "tests.devices.selection_programs", *program]], timeout=240)
+    return printed
 
 
 # --- use_cpu_devices ------------------------------------------------------------------------------------
@@ -30,57 +20,19 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("devices", [*(pytest.param(n, marks=pytest.mark.soak) for n in (2, 8)), 16])
 def test_emulated_devices_do_not_deadlock(devices: int) -> None:
-    """100 steps with an all-reduce, dispatched without waiting. With XLA's own thread pool this hangs."""
-    done = run(f"""
-        import jax, jax.numpy as jnp, replicax
-        from replicax import _jax
-        assert not _jax.backends_are_initialized()  # importing it makes no devices
-        replicax.use_cpu_devices({devices})
-        replicax.use_cpu_devices({devices})
-        assert len(jax.devices()) == {devices}
-        replicax.use_cpu_devices({devices})
-        strategy = replicax.MirroredStrategy()
-        assert strategy.num_replicas_in_sync == {devices}
-        with strategy.scope():
-            total = replicax.Variable(jnp.zeros(1000), aggregation="sum")
-        ones = strategy.distribute_values_from_function(lambda ctx: jnp.ones(1000))
-        for _ in range(100):
-            strategy.run(lambda x: total.assign_add(x), args=(ones,))
-        print(float(total[0]))
-    """)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == 100 * devices
+    """With XLA's own thread pool this hangs."""
+    assert float(printed_by("steps", str(devices))) == 100 * devices
 
 
 def test_it_must_come_before_the_devices() -> None:
-    done = run("""
-        import jax, replicax
-        jax.devices()
-        try:
-            replicax.use_cpu_devices(4)
-        except RuntimeError as e:
-            print(e)
-        strategy = replicax.MirroredStrategy(num_replicas=4)  # as the message says
-        print(strategy.reduce("sum", strategy.distribute_values_from_function(lambda ctx: 1.0)))
-    """)
-    assert "use_cpu_devices(4) comes too late: JAX has already made its devices, 1 cpu device(s)" in done.stdout
-    assert "restart the kernel. Or run several replicas" in done.stdout
-    assert done.stdout.endswith("4.0\n")
+    printed = printed_by("too_late")
+    assert "use_cpu_devices(4) comes too late: JAX has already made its devices, 1 cpu device(s)" in printed
+    assert "restart the kernel. Or run several replicas" in printed
+    assert printed.endswith("4.0\n")
 
 
 def test_devices_emulated_by_other_means_may_deadlock() -> None:
-    done = run("""
-        import os
-        os.environ["NPROC"] = "2"  # as on a machine with two cores
-        import jax, replicax
-        jax.config.update("jax_num_cpu_devices", 4)
-        jax.devices()
-        try:
-            replicax.use_cpu_devices(4)
-        except RuntimeError as e:
-            print(e)
-    """)
-    assert "thread pool may be too small for collectives (2 threads)" in done.stdout, done.stderr
+    assert "thread pool may be too small for collectives (2 threads)" in printed_by("by_other_means")
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "2", True])
