@@ -188,9 +188,9 @@ def test_an_iterator_that_only_shows_the_form_of_batches_is_closed(pair, error) 
             open_readers.append(Reader())
             return open_readers[-1]
 
-    with pytest.raises(OSError, match="no such disk") if error else contextlib.nullcontext():
+    with pytest.raises(OSError, match="no such disk") if error else contextlib.nullcontext() as failed:
         assert pair.distribute_dataset(Dataset()).element_spec.shape == (2,)
-    assert not open_readers
+    assert not open_readers, failed  # which has the frame that reads
 
 
 @pytest.mark.parametrize("arrays", [np.zeros(4), (np.zeros((4, 3)), np.zeros(4)), {"x": [np.zeros(4), np.zeros(4)]}])
