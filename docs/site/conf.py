@@ -5,6 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from sphinx.domains.python import PyObject
+from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.pycode import ModuleAnalyzer
+
 import replicax
 
 project = "Replicax"
@@ -62,6 +66,32 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 
+# Docstrings name no types before colons: the sentence of a property or a result is one, with its colon.
+GoogleDocstring._consume_inline_attribute = lambda self: ("", self._consume_to_end())
+GoogleDocstring._consume_returns_section = lambda self, preprocess_types=False: [
+    ("", "", self._dedent(self._consume_to_next_section()))
+]
+for field in PyObject.doc_field_types:
+    if field.name == "variable":  # a Variable is something else here
+        field.label = "Attributes"
+
+
 def setup(app):
-    """An attribute of a class that is a class itself is no member to describe."""
-    app.connect("autodoc-skip-member", lambda app, what, name, value, skip, options: isinstance(value, type) or None)
+    """Connect what changes the descriptions of names."""
+    app.connect("autodoc-skip-member", skipped)
+    app.connect("autodoc-process-docstring", of_constant, priority=100)
+
+
+def skipped(app, what, name, value, skip, options):
+    """Leaves out classes that are attributes of a class, and older names; ``None``: as Sphinx decides."""
+    is_older_name = name.startswith("experimental_") and getattr(value, "__name__", name) != name
+    return isinstance(value, type) or is_older_name or None
+
+
+def of_constant(app, what, name, value, options, lines):
+    """A public constant is described where it is defined, and not by the docstring of its type."""
+    if what == "data":
+        word = name.rpartition(".")[2]
+        holders = sorted(n for n, m in sys.modules.items() if n.startswith("replicax.") and word in vars(m))
+        docs = (ModuleAnalyzer.for_module(holder).find_attr_docs().get(("", word)) for holder in holders)
+        lines[:] = next(filter(None, docs), lines)

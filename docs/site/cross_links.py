@@ -27,6 +27,11 @@ class CrossLinks(SphinxTransform):
 
     def apply(self, **kwargs: Any) -> None:
         """Go through one document."""
+        for reference in self.document.findall(pending_xref):  # such as :class:`Variable` in any docstring
+            first = reference["reftarget"].partition(".")[0]
+            is_name = not first.islower() or reference["reftype"] == "func"
+            if reference.get("refdomain") == "py" and is_name and first in replicax._PLACES:
+                reference["reftarget"] = f"{replicax._PLACES[first]}.{reference['reftarget']}"
         for literal in list(self.document.findall(nodes.literal)):
             if _is_in_link(literal):
                 continue

@@ -106,7 +106,8 @@ def laid_out(origin: Path, place: Path, programs: set[Path]) -> str:
     text = origin.read_text()
     for fence in _FENCE.finditer(text):
         language = "pycon" if ">>> " in fence[3] and fence[2] == "python" else fence[2]
-        parts += [_LINK.sub(on_the_site, text[end : fence.start()]), f"{fence[1]}{language}\n{fence[3]}{fence[1]}"]
+        code = fence[3].rstrip("\n")  # what doctest expects ends with an empty line
+        parts += [_LINK.sub(on_the_site, text[end : fence.start()]), f"{fence[1]}{language}\n{code}\n{fence[1]}"]
         end = fence.end()
     return "".join([*parts, _LINK.sub(on_the_site, text[end:])])
 

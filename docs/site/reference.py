@@ -53,9 +53,10 @@ def _members(module: ModuleType) -> str:
 
 
 def _documented_bases(value: type) -> list[str]:
-    """The bases whose members are described elsewhere: public ones, and those of other libraries."""
-    return [
-        base.__name__
+    """The bases whose members are described elsewhere: public ones with their own, and those of other libraries."""
+    described = [
+        base
         for base in value.__mro__[1:]
         if base.__name__ in replicax.__all__ or not base.__module__.startswith("replicax")
     ]
+    return sorted({base.__name__ for public in described for base in public.__mro__})

@@ -188,9 +188,9 @@ class Strategy(InputMixin, LogicalDevices, NameHints):
           ContextError: called inside a step or another strategy's scope, or with another strategy's variables.
           AbsentDeviceError: the strategy's devices are only described; see :func:`replicax.plan`.
           ValueError: the step can't be one compiled program, and ``options`` ask for one.
-          All of these are raised before anything runs, with every variable as it was.
 
-        Issues the collectives that ``fn`` calls, and those that split variables need (:class:`ShardedVariable`).
+        All of these are raised before anything runs, with every variable as it was. Issues the collectives that ``fn``
+        calls, and those that split variables need (:class:`ShardedVariable`).
 
         >>> import replicax
         >>> strategy = replicax.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -49,7 +49,7 @@ class ReplicaOptions(TypedDict):
 
 def _of_replicas(name: str) -> Any:
     """A property for the attribute ``name`` of ``self.replicas``."""
-    return property(operator.attrgetter(f"replicas.{name}"))
+    return property(operator.attrgetter(f"replicas.{name}"), doc="")  # the class describes it
 
 
 class StrategyExtended(Reducing, Updating, NameHints):

@@ -40,9 +40,9 @@ def plan(strategy: Strategy, step: Callable[..., Any], element_spec: Any = None,
 
     It is the program that ``strategy.run(step, args=(element,))`` would run, compiled by the compiler of the strategy's
     devices. For GPUs that are only described (``GPUClusterResolver(topology="h100:16x8")``; this needs the extra
-    ``replicax[gpu-plan]``) it is XLA's compiler for GPUs, and for TPU slices (``TPUClusterResolver(topology=
-    "v5p:8x8x8")``; the extra ``replicax[tpu]``) that for TPUs. Make variables in the strategy's scope as ever: on
-    absent devices they have shapes and no values, and take no memory.
+    ``replicax[gpu-plan]``) it is XLA's compiler for GPUs, and for TPU slices
+    (``TPUClusterResolver(topology="v5p:8x8x8")``; the extra ``replicax[tpu]``) that for TPUs. Make variables in the
+    strategy's scope as ever: on absent devices they have shapes and no values, and take no memory.
 
     Args:
       strategy: where the step is to run.

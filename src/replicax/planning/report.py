@@ -111,13 +111,13 @@ class Plan:
       fits: whether the memory suffices; ``None`` if its size is not known.
       memory: see :class:`replicax.planning.memory.Memory`.
       cost: see :class:`replicax.planning.cost.Cost`.
-      collectives: see :class:`CollectiveRow`.
+      collectives: see :class:`replicax.planning.report.CollectiveRow`.
       estimate: see :class:`replicax.planning.estimate.Estimate`; ``None`` without a chip.
       timeline: see ``replicax.planning.timeline.prediction.Timeline``; ``None`` without a chip.
       examples: of a step, on all replicas together; ``None`` if the arrays that it takes don't agree in dim 0.
       tokens: the tokens of an example: the size of dim 1 of its integers ``[examples, tokens]``; ``None`` without any.
       scaling: predictions from one replica to all; empty without a chip, and if replicas share devices.
-      stages: see :class:`Stage`; empty if the step is one program for all devices.
+      stages: see :class:`replicax.planning.report.Stage`; empty if the step is one program for all devices.
       chip: the figures that estimates are made from.
       trace_seconds: how long it took to trace the step.
       compile_seconds: how long it took to compile it.

@@ -135,7 +135,7 @@ class Executable:
         return self.call
 
     def repeated(self, steps: int) -> Executable:
-        """The same program, ``steps`` times in one call; see :func:`replicate`."""
+        """The same program, ``steps`` times in one call."""
         if steps not in self.repetitions:
             self.repetitions[steps] = replicate(self.program, self.mesh, steps)
         return self.repetitions[steps]
