@@ -47,9 +47,9 @@ class ReplicaOptions(TypedDict):
     reproducible: bool
 
 
-def _of_replicas(name: str) -> Any:
+def _of_replicas(name: str, doc: str) -> Any:
     """A property for the attribute ``name`` of ``self.replicas``."""
-    return property(operator.attrgetter(f"replicas.{name}"), doc="")  # the class describes it
+    return property(operator.attrgetter(f"replicas.{name}"), doc=doc)
 
 
 class StrategyExtended(Reducing, Updating, NameHints):
@@ -78,21 +78,11 @@ class StrategyExtended(Reducing, Updating, NameHints):
 
     Attributes:
       strategy: the strategy that it belongs to.
-      logical_devices: the devices of each replica: ``[replicas, logical devices]``.
-      worker_devices: the first device of each replica, in the order of the replicas.
-      num_logical_devices: the number of devices of each replica.
-      mesh: the device mesh: one axis for the replicas, and others for the logical devices of each replica.
-      slices: the number of slices of the devices, one after the other, with as many replicas in each; 1 if there are no
-        slices, and 0 if they are arranged otherwise.
-      is_absent: whether the devices are only described, so that steps can be compiled but not run: plan mode.
       replicas: the part of all this that lower packages use.
       programs: the strategy's cache of compiled steps.
       variables: of the strategy, by name and number, which are the same on all workers.
       partitioner: splits on-write variables over the replicas, or over those of groups; ``None`` if they are not split.
       default_layout: of on-write variables that are not split.
-      lockstep: the exchanges that keep the workers together.
-      communication_options: for collectives without their own; ``None`` for the defaults.
-      local_replicas: the numbers of this worker's replicas.
       collection: the class of ``variables``.
       remote_variables: where the variables live, if not on these devices.
 
@@ -114,17 +104,29 @@ class StrategyExtended(Reducing, Updating, NameHints):
     collection: type[VariableCollection] = VariableCollection
     remote_variables: RemoteVariables | None = None
 
-    logical_devices: np.ndarray = _of_replicas("logical_devices")
-    worker_devices: tuple[jax.Device, ...] = _of_replicas("worker_devices")
-    num_replicas: int = _of_replicas("num_replicas")
-    num_logical_devices: int = _of_replicas("num_logical_devices")
-    local_replicas: tuple[int, ...] = _of_replicas("local_replicas")
-    mesh: Mesh = _of_replicas("mesh")
-    slices: int = _of_replicas("slices")
-    is_absent: bool = _of_replicas("is_absent")
-    lockstep: Lockstep = _of_replicas("lockstep")
-    communication_options: CommunicationOptions | None = _of_replicas("communication_options")
-    reproducible: bool = _of_replicas("reproducible")
+    logical_devices: np.ndarray = _of_replicas(
+        "logical_devices", "The devices of each replica: ``[replicas, logical devices]``."
+    )
+    worker_devices: tuple[jax.Device, ...] = _of_replicas(
+        "worker_devices", "The first device of each replica, in the order of the replicas."
+    )
+    num_replicas: int = _of_replicas("num_replicas", "The number of replicas.")
+    num_logical_devices: int = _of_replicas("num_logical_devices", "The number of devices of each replica.")
+    local_replicas: tuple[int, ...] = _of_replicas("local_replicas", "The numbers of this worker's replicas.")
+    mesh: Mesh = _of_replicas(
+        "mesh", "The device mesh: one axis for the replicas, and others for the logical devices of each replica."
+    )
+    slices: int = _of_replicas(
+        "slices", "The number of slices of the devices; 1 if there are none, and 0 if they are arranged otherwise."
+    )
+    is_absent: bool = _of_replicas(
+        "is_absent", "Whether the devices are only described, so that steps can be compiled but not run: plan mode."
+    )
+    lockstep: Lockstep = _of_replicas("lockstep", "The exchanges that keep the workers together.")
+    communication_options: CommunicationOptions | None = _of_replicas(
+        "communication_options", "For collectives without their own; ``None`` for the defaults."
+    )
+    reproducible: bool = _of_replicas("reproducible", "Whether steps have the same bits on any number of devices.")
 
     def __init__(
         self,
