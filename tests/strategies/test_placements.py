@@ -72,7 +72,7 @@ def test_each_worker_has_all_parts_of_a_mirrored_variable() -> None:
     for values, shown in processes.run(workers_placements.read_parts, workers=2, devices=2):
         for found in values:
             np.testing.assert_array_equal(found, 2 * workers_placements.INITIAL["a"])
-        assert "mirrored on 2 replicas, split [1, 2] over 2 logical devices of each: [[" in shown
+        assert "mirrored on 2 replicas, split [1, 2] over 2 logical devices of each:\n[[" in shown
 
 
 def test_workers_that_choose_differently() -> None:

@@ -46,7 +46,7 @@ def test_each_group_holds_the_value_in_pieces(initial: Any, logical: int) -> Non
     for i in range(groups):
         np.testing.assert_array_equal(np.concatenate(pieces[2 * i : 2 * i + 2]), INITIAL)
     assert {shard.data.shape for shard in v.slot.array.addressable_shards} == {(4, 3)}
-    assert repr(v).startswith(f"<Variable 'v' float32[7,3] {where}: [[ 0.  1.  2.]")
+    assert repr(v).startswith(f"<Variable 'v' float32[7,3] {where}:\n[[ 0.  1.  2.]")
 
 
 @pytest.mark.covering(1)

@@ -40,7 +40,7 @@ def test_it_is_split_from_the_start(replicas: int, parts: list[int], how: str) -
     where = f"split [{parts[0]}, {parts[1]}] over {math.prod(parts)} logical devices"
     where = where if replicas == 1 else f"mirrored on {replicas} replicas, {where} of each"
     assert v.layout.describe(strategy.extended.mesh) == where
-    assert repr(v).startswith(f"<Variable 'v' float32[24,16] {where}: [[")
+    assert repr(v).startswith(f"<Variable 'v' float32[24,16] {where}:\n[[")
 
 
 def test_no_device_has_the_whole_while_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:

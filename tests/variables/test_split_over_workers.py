@@ -61,7 +61,7 @@ def test_what_one_worker_does_alone() -> None:
     assert ours["name"] == "MultiWorkerMirroredStrategy(4 replicas on 2 worker(s); here: cpu:0, cpu:1)"
     assert ours["layout"] == theirs["layout"] == "split along dim 0 over 4 replicas"
     assert ours["rows here"] == theirs["rows here"] == [3, 3]
-    assert "over 4 replicas: here 6:10 [[12. 13.]" in theirs["repr"]
+    assert "over 4 replicas:\nhere 6:10 [[12. 13.]" in theirs["repr"]
     assert theirs["pieces"] == [whole[6:9].tolist(), whole[9:].tolist()]
     same = {
         "one worker reads": (
