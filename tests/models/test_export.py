@@ -135,6 +135,24 @@ def test_several_arguments_and_a_fixed_batch(tmp_path: pathlib.Path) -> None:
     assert found.tolist() == [2.0, 3.0, 4.0]
 
 
+def test_a_model_that_nnx_sets_anew_to_the_same_values(tmp_path: pathlib.Path) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.ones((3, 2), np.float32)
+    expected = model(x)
+    for transform in (nnx.jit, nnx.remat):
+        step = functools.partial(transform(lambda model, x: model(x)), model)
+        exported = replicax.models.export(step, x, tmp_path / "model.bin", any_batch=True)
+        np.testing.assert_allclose(exported.call(x), expected, rtol=1e-6)
+
+
+def test_a_state_of_equinox_that_the_step_replaces(tmp_path: pathlib.Path) -> None:
+    eqx = pytest.importorskip("equinox")
+    index = eqx.nn.StateIndex(jnp.ones(2))
+    step = functools.partial(lambda state, x: (state.get(index) * x, state.set(index, x))[0], eqx.nn.State(index))
+    exported = replicax.models.export(step, jax.ShapeDtypeStruct((2,), np.float32), tmp_path / "model.bin")
+    assert exported.call(np.float32([2, 3])).tolist() == [2.0, 3.0]
+
+
 def test_what_is_no_prediction_is_told_and_no_file_is_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +190,8 @@ def test_what_is_no_prediction_is_told_and_no_file_is_written(
 
     with pytest.raises(replicax.errors.TraceError, match=r"assigns an array of what is bound to it, \[0\]\.calls"):
         export(functools.partial(lambda model, x: model(x), Counting()))
+    with pytest.raises(replicax.errors.TraceError, match=r"assigns an array of what is bound to it, \[0\]\.calls"):
+        export(functools.partial(nnx.jit(lambda model, x: model(x)), Counting()))
     with pytest.raises(TypeError, match=r"platforms must be a list of names, as \['cuda'\], got a string"):
         replicax.models.export(lambda x: x, spec, path, platforms="cuda")
     with pytest.raises(TypeError, match="step must be callable"):
