@@ -6,7 +6,6 @@ import atexit
 import collections
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,8 +26,8 @@ _LOOK = 0.2
 """Seconds between two calls of a function that may end a wait for an item."""
 
 
-_releasing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads that close their source, or have closed it."""
+_releasing: set[threading.Thread] = set()
+"""Threads that close their source. No ``WeakSet``: one that grows while it is listed raises."""
 
 
 @atexit.register
@@ -142,7 +141,10 @@ class Prefetcher:
                 self._make()
         finally:
             _releasing.add(threading.current_thread())
-            self._release()
+            try:
+                self._release()
+            finally:
+                _releasing.discard(threading.current_thread())
 
     def _has_room(self) -> bool:
         with self._changed:
