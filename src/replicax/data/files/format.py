@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,6 +67,6 @@ def ended(file: str, records: int, wanted: int) -> ValueError:
 
 def check_names(names: Sequence[str], where: str) -> None:
     """Refuse duplicate columns."""
-    twice = sorted({name for name in names if list(names).count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(names).items() if count > 1)
     if twice:
         raise ValueError(f"{where} has the columns {twice} more than once: {list(names)}")
