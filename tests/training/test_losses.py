@@ -106,6 +106,12 @@ def test_bad_input(call, message) -> None:
         call()
 
 
+@pytest.mark.parametrize("weights", [[[1.0], [2.0, 3.0]], object()])
+def test_weights_that_are_no_numbers(weights) -> None:
+    with pytest.raises(TypeError, match=r"compute_average_loss: sample_weight is .*, and not an array of numbers"):
+        replicax.compute_average_loss(jnp.ones(2), weights)
+
+
 def test_a_truth_value_is_no_size_of_a_batch() -> None:
     with pytest.raises(TypeError, match="global_batch_size must be an int, or a scalar array, got True"):
         replicax.compute_average_loss(jnp.ones(3), global_batch_size=True)

@@ -84,9 +84,11 @@ def compute_average_loss(
     if examples is not None:
         mask = mask_of_rows(losses, replica._communicator, "compute_average_loss: per_example_loss")
     if sample_weight is not None:
-        if jnp.iscomplexobj(sample_weight) and not jnp.iscomplexobj(losses):
-            raise ValueError(f"compute_average_loss: sample_weight must be real, got {sample_weight!r}")
-        weight = as_array(sample_weight, "compute_average_loss: sample_weight", losses.dtype)
+        what = "compute_average_loss: sample_weight"
+        given = sample_weight if hasattr(sample_weight, "dtype") else as_array(sample_weight, what)
+        if jnp.iscomplexobj(given) and not jnp.iscomplexobj(losses):
+            raise ValueError(f"{what} must be real, got {sample_weight!r}")
+        weight = as_array(sample_weight, what, losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
             raise ValueError(
                 f"compute_average_loss: sample_weight of shape {weight.shape} does not fit per_example_loss of shape "
