@@ -590,6 +590,18 @@ def test_a_bar_with_many_numbers_is_whole_on_a_narrow_terminal(width: int) -> No
     assert all(part in shown for part in described(numbers).split("   "))
 
 
+def test_a_bar_is_not_drawn_for_each_of_many_logs() -> None:
+    out, now = io.StringIO(), [0.0]
+    show = Progress(Console(file=out, force_terminal=True, width=80, color_system=None), clock=lambda: now[0])
+    run = types.SimpleNamespace(step=0, steps=100)
+    show.on_start(run)
+    for loss in (7.0, 8.0, 9.0):
+        show.on_log(run, 0, {"loss": loss})
+        now[0] += 0.06
+    assert [f"loss {loss}" in out.getvalue() for loss in (7, 8, 9)] == [True, False, True]
+    show.on_end(run)
+
+
 def test_a_bar_moves_between_two_logs_but_not_at_every_step() -> None:
     out, now = io.StringIO(), [0.0]
     show = Progress(Console(file=out, force_terminal=True, width=80, color_system=None), clock=lambda: now[0])
@@ -598,7 +610,6 @@ def test_a_bar_moves_between_two_logs_but_not_at_every_step() -> None:
     for run.step in (40, 41):
         now[0] += 0.2 if run.step == 40 else 0.05
         show.advanced(run.step)
-        show._bar.refresh()
     assert ("step 40 of 100" in out.getvalue(), "step 41 of 100" in out.getvalue()) == (True, False)
     show.on_end(run)
     assert "step 41 of 100" in out.getvalue()

@@ -68,7 +68,7 @@ class Progress(Callback):
         self._bar: Any = None
         self._task: Any = None
         self._lines = lines
-        self._shown = -lines
+        self._shown = self._numbered = -lines  # when a step, and numbers, were last shown
         self._began = 0.0
         self._first, self._steps = 0, 0
         self._last: tuple[int, str] = (-1, "")
@@ -141,7 +141,10 @@ class Progress(Callback):
     def on_log(self, run: TrainingRun, step: int, values: Mapping[str, float]) -> None:
         self._numbers = described(values)
         if self._bar is not None:
-            self._bar.update(self._task, numbers=self._numbers.split("   "), refresh=True)
+            now = self._clock()
+            is_due = now - self._numbered > REFRESH
+            self._numbered = now if is_due else self._numbered
+            self._bar.update(self._task, numbers=self._numbers.split("   "), refresh=is_due)
             return
         if self._run is not None:
             self._redraw()
