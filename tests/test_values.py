@@ -9,7 +9,7 @@ import pytest
 
 import replicax
 from replicax.values import Components, PerReplica, regroup, unwrap
-from tests.conftest import shared_strategy
+from tests.conftest import shared_strategy, strategy_of
 
 
 def test_regroup_keeps_what_is_the_same_object() -> None:
@@ -233,3 +233,16 @@ def test_components_of_replicas_that_share_a_device_have_no_implicit_transfer() 
     with jax.transfer_guard("disallow"):
         found = strategy.local_results(value)
     assert [x.tolist() for x in found] == [[1, 1], [2, 2], [3, 3], [4, 4]]
+
+
+def test_values_of_replicas_do_not_all_wait_on_the_first_device(monkeypatch) -> None:
+    put, beside = jax.device_put, []
+
+    def counted(*args):
+        beside.append(sum(a.shape in ((54_321,), (1, 54_321)) and a.devices() == first for a in jax.live_arrays()))
+        return put(*args)
+
+    strategy, first = strategy_of(8), {jax.devices()[0]}
+    monkeypatch.setattr(jax, "device_put", counted)
+    strategy.distribute_values_from_function(lambda ctx: np.zeros(54_321, np.float32))
+    assert 0 < max(beside) <= 4

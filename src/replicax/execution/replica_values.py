@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -44,17 +45,17 @@ def place_components(components: Sequence[Any], replicas: Replicas, types: Seque
     """
     if None in types:
         return PerReplica(Components(tuple(components), replicas.local_replicas, replicas.num_replicas))
-    arrays = [as_array(c, "a component of a PerReplica") for c in components]
+    shapes = tuple(shape for _, shape in filter(None, types))
+    made = (as_array(c, "a component of a PerReplica") for c in components)  # each makes room for the next
     if len(set(types)) == 1 and replicas.per_device == 1:
-        return PerReplica(Stacked(stack(arrays, replicas)))  # which puts them on the devices
-    arrays = [jax.device_put(a, d) for a, d in zip(arrays, replicas.local_devices.values(), strict=True)]
+        return PerReplica(Stacked(stack(made, shapes[0], replicas)))  # which puts them on the devices
+    arrays = [jax.device_put(a, d) for a, d in zip(made, replicas.local_devices.values(), strict=True)]
     if len(set(types)) == 1:
-        return PerReplica(Stacked(stack(arrays, replicas)))
+        return PerReplica(Stacked(stack(arrays, shapes[0], replicas)))
     if len({(dtype, len(shape)) for dtype, shape in filter(None, types)}) == 1 and not is_key(arrays[0].dtype):
-        shapes = tuple(shape for _, shape in filter(None, types))
         largest = largest_of(shapes)
         filled = [jnp.pad(a, [(0, n - m) for n, m in zip(largest, a.shape, strict=True)]) for a in arrays]
-        return PerReplica(Ragged(stack(filled, replicas), shapes))
+        return PerReplica(Ragged(stack(filled, largest, replicas), shapes))
     return PerReplica(Components(tuple(arrays), replicas.local_replicas, replicas.num_replicas))
 
 
@@ -63,12 +64,11 @@ def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def stack(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
+def stack(arrays: Iterable[jax.Array], shape: tuple[int, ...], replicas: Replicas) -> jax.Array:
     """``[num_replicas, *shape]`` from one array of each of this worker's replicas; those of a device lie there."""
-    k = replicas.per_device
-    slices = [a[None] for a in arrays] if k == 1 else [jnp.stack(arrays[i : i + k]) for i in range(0, len(arrays), k)]
-    shape = replicas.num_replicas, *arrays[0].shape
-    return _on_logical_devices(slices, shape, per_replica_sharding(replicas.mesh), replicas)
+    each, k = iter(arrays), replicas.per_device
+    slices = (a[None] if k == 1 else jnp.stack([a, *itertools.islice(each, k - 1)]) for a in each)
+    return _on_logical_devices(slices, (replicas.num_replicas, *shape), per_replica_sharding(replicas.mesh), replicas)
 
 
 def mirror(arrays: Sequence[jax.Array], replicas: Replicas) -> jax.Array:
@@ -101,7 +101,7 @@ def cant_be_told(what: str, dim: int, shape: tuple[int, ...]) -> ValueError:
 
 
 def _on_logical_devices(
-    arrays: Sequence[jax.Array], shape: tuple[int, ...], sharding: NamedSharding, replicas: Replicas
+    arrays: Iterable[jax.Array], shape: tuple[int, ...], sharding: NamedSharding, replicas: Replicas
 ) -> jax.Array:
     """One array over all devices: the array of a replica's first logical device is on all of them."""
     pieces = [

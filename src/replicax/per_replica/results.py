@@ -188,7 +188,7 @@ def _stored_array(variable: Variable, stores: Sequence[PerReplicaStore], everyon
             for s in stores
         ]
         values = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
-        return put_among(stack(values, replicas), variable.sharding)
+        return put_among(stack(values, values[0].shape, replicas), variable.sharding)
     written = [outcome.written.get(variable.number) for outcome in everyone]
     old = None
     if not all(written):  # all workers know this, so all enter the collective that may be needed to read it
