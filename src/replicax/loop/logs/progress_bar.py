@@ -39,7 +39,7 @@ def _unless_broken(method: _Method) -> _Method:
                 method(self, *args, **kwargs)
         except (OSError, ValueError, SystemExit) as error:  # the disk is full, the file closed; the pipe, says Rich
             why = error.__context__ if isinstance(error, SystemExit) else error
-            if not isinstance(why, OSError | ValueError):  # the program's own end
+            if isinstance(error, SystemExit) and not isinstance(why, BrokenPipeError):  # the program's own end
                 raise
             self._is_broken = self._console.quiet = True
             log.warning("the progress of the run can't be shown any more, and the run goes on: %s", why)
