@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import argparse
 import importlib.metadata
 import os
 import subprocess
@@ -45,7 +46,8 @@ def test_the_help_fits_the_terminal(monkeypatch, capsys, command) -> None:
 
 def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     def add_parser(subparsers) -> None:
-        parser = subparsers.add_parser("hello")
+        as_it_is = argparse.RawDescriptionHelpFormatter
+        parser = subparsers.add_parser("hello", epilog="a line\nanother", formatter_class=as_it_is)
         parser.add_argument("name")
         parser.set_defaults(run=lambda args: print(f"hello {args.name}") or 7)
 
@@ -54,6 +56,9 @@ def test_a_command_of_another_distribution(monkeypatch, capsys) -> None:
     entry_points(monkeypatch, importlib.metadata.EntryPoint("hello", "hello_command", "replicax.commands"))
     assert main(["hello", "world"]) == 7
     assert capsys.readouterr().out == "hello world\n"
+    with pytest.raises(SystemExit):
+        main(["hello", "--help"])
+    assert capsys.readouterr().out.endswith("\na line\nanother\n")
 
 
 def begins(subparsers) -> None:

@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that raises :class:`InputError` instead of printing its usage and exiting."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **(kwargs | {"formatter_class": _Paragraphs}))
+        super().__init__(*args, **({"formatter_class": _Paragraphs} | kwargs))
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)", self.prog)
