@@ -151,8 +151,6 @@ class StopRequests:
         For where all have come to the same place anyhow, as after an evaluation; the run ends there, at once. All get
         the same answer: of several requests a signal counts most.
         """
-        if not self._lockstep.several:
-            return self.why
         reasons = [why for why in self._lockstep.exchange("asks whether the run goes on", self.why) if why is not None]
         return min(reasons, key=lambda why: {PREEMPTED: 0, INTERRUPTED: 1}.get(why, 2), default=None)
 

@@ -18,7 +18,6 @@ from replicax.collectives import of_key_data
 from replicax.devices.arrays import gathered
 from replicax.devices.host_values import is_key
 from replicax.errors import ContextError, TraceError
-from replicax.execution.tracing.stateful_arguments import cells_in
 from replicax.pytrees import is_leaf, registered
 from replicax.system.packages import check_installed
 from replicax.user_functions import checked_function, checked_result, function_name
@@ -87,38 +86,19 @@ def export(
     specs = _specs(spec, any_batch)
     store = _Weights(function_name(step))
 
-    rewritten: list[tuple[str, Any]] = []  # arrays of models of Flax NNX, where they are, and before the step
-
-    def called(*batch: Any) -> tuple[Any, list[Any]]:
-        """What the step returns, and the arrays that :data:`rewritten` has, after it."""
+    def predict(*batch: Any) -> Any:
         with use_store(store), context.alone():
             try:
-                bound = _bound_on_host(step)
-                cells = [(where, cell, cell.get_raw_value()) for where, cell in _bound_cells(bound)]
-                returned = checked_result(bound(*batch), step, "replicax.models.export")
+                returned = checked_result(_bound_on_host(step)(*batch), step, "replicax.models.export")
             except ValueError as error:
                 if "read-only" not in str(error):  # as NumPy says of an array that is bound to the step
                     raise
                 raise store.assigning("a read-only array, as a model has that is bound to it") from error
-            set_anew = [(where, cell, value) for where, cell, value in cells if cell.get_raw_value() is not value]
-            rewritten[:] = [(where, value) for where, _, value in set_anew]
             leaves, tree = jax.tree_util.tree_flatten(registered(returned), is_leaf=is_leaf)
-            result = jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
-            return result, [cell.get_raw_value() for _, cell, _ in set_anew]
-
-    def are_changed(numbers: Sequence[int]) -> bool:
-        """Whether some of :data:`rewritten` have other values after the step: nnx.jit sets each, if only to its own."""
-        if not numbers:
-            return False
-        after, of_batch = _jax.pruned_fn(lambda *batch: called(*batch)[1], specs, numbers)
-        return bool(of_batch) or any(_bits(a) != _bits(rewritten[i][1]) for a, i in zip(after(), numbers, strict=True))
+            return jax.tree_util.tree_unflatten(tree, [_array(leaf, store.name) for leaf in leaves])
 
     with jax.disable_jit(False):
-        exported = jax.export.export(jax.jit(lambda *batch: called(*batch)[0]), platforms=platforms)(*specs)
-        every = range(len(rewritten))
-        if are_changed(every):
-            where = next(rewritten[i][0] for i in every if are_changed([i]))
-            raise store.assigning(f"an array of what is bound to it, {where}")
+        exported = jax.export.export(jax.jit(predict), platforms=platforms)(*specs)
     if jax.process_index() == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
@@ -194,20 +174,6 @@ def _bound_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
         return step
     args, kwargs = jax.tree_util.tree_map(one, (step.args, step.keywords), is_leaf=is_leaf)
     return functools.partial(_bound_on_host(step.func), *args, **kwargs)
-
-
-def _bound_cells(step: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """The variables of Flax NNX in what is bound to ``step``, and where they are."""
-    cells, bound = set(map(id, cells_in(step, (), {}))), []
-    while isinstance(step, functools.partial):
-        bound.append((step.args, step.keywords))
-        step = step.func
-    found = jax.tree_util.tree_flatten_with_path(bound, is_leaf=lambda value: id(value) in cells)[0]
-    return [(jax.tree_util.keystr(path[2:]), value) for path, value in found if id(value) in cells]
-
-
-def _bits(array: Any) -> bytes:
-    return np.asarray(jax.random.key_data(array) if is_key(array.dtype) else array).tobytes()
 
 
 def _on_host(array: jax.Array) -> Any:
