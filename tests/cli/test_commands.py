@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import argparse
+import concurrent.futures
 import importlib.metadata
 import os
 import subprocess
