@@ -120,6 +120,8 @@ def test_a_truth_value_is_no_size_of_a_batch() -> None:
 def test_integers_of_numpy_become_floats_at_once(pair) -> None:
     share = pair.run(lambda: replicax.compute_average_loss(np.array([2**40])))
     assert float(pair.reduce("sum", share)) == 2**40
+    share = pair.run(lambda: replicax.compute_average_loss(np.ones(2), [2**40, 0]))
+    assert float(pair.reduce("sum", share)) == 2**39
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def compute_average_loss(
         mask = mask_of_rows(losses, replica._communicator, "compute_average_loss: per_example_loss")
     if sample_weight is not None:
         what = "compute_average_loss: sample_weight"
-        given = sample_weight if hasattr(sample_weight, "dtype") else as_array(sample_weight, what)
-        if jnp.iscomplexobj(given) and not jnp.iscomplexobj(losses):
+        if any(map(np.iscomplexobj, jax.tree.leaves(sample_weight))) and not jnp.iscomplexobj(losses):
             raise ValueError(f"{what} must be real, got {sample_weight!r}")
         weight = as_array(sample_weight, what, losses.dtype)
         if weight.shape != losses.shape[: weight.ndim]:
