@@ -863,3 +863,13 @@ def test_a_pipeline_divides_its_batch_itself() -> None:
     for step in (whole, in_parts):
         with pytest.raises(replicax.errors.PlacementError, match="assigns values to logical devices .*microbatches"):
             strategy.run(accumulated(step, 2), args=(np.ones(8, np.float32),))
+
+
+def test_a_number_by_itself_is_called_loss_in_micro_batches_too() -> None:
+    strategy = strategy_of(2)
+    dataset = strategy.distribute_dataset([np.arange(8, dtype=np.float32)])
+    run = replicax.train(lambda x: x.mean(), dataset, 1, accumulate=2, reduce={"loss": "mean"}, progress=False)
+    assert run.numbers["loss"] == 3.5
+    [batch] = dataset
+    found = strategy.run(accumulated(lambda x: x.mean(), 2, mean=["loss"]), args=(batch,))
+    assert float(strategy.reduce("mean", found)) == 3.5

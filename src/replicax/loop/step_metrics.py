@@ -307,5 +307,8 @@ class FiniteWatch:
 
 
 def number_name(path: Sequence[Any]) -> str:
-    """The name of a number that a step returns, by where it stands in the dict: the keys, separated by slashes."""
-    return "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+    """The name of a number that a step returns, by where it stands in the dict: the keys, separated by slashes.
+
+    A number that is returned by itself is called ``"loss"``.
+    """
+    return "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) if path else "loss"
