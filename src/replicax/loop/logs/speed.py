@@ -6,6 +6,7 @@ import collections
 from typing import Any
 
 from replicax import _jax
+from replicax.errors import warn
 from replicax.planning.chip_specs import chip_and_share
 from replicax.planning.report import Plan
 from replicax.strategy import Strategy
@@ -68,18 +69,19 @@ def flops_of(jaxpr: Any) -> int:
     return sum(_jax.executed_sum(equation, _jax.product_flops) for equation in jaxpr.eqns)
 
 
-def predicted_seconds(plan: Plan, strategy: Strategy) -> float:
-    """Return the seconds that a step takes, according to the plan.
+def predicted_seconds(plan: Plan, strategy: Strategy) -> float | None:
+    """Return the seconds that a step takes, according to the plan; raises a ValueError if it does not say.
 
-    Raises a ValueError if it does not say, or is a plan for other devices than those of ``strategy``.
+    ``None``, with a warning, if it is a plan for other devices than those of ``strategy``: a run may go on with fewer.
     """
     devices, replicas = strategy.extended.mesh.devices, strategy.num_replicas_in_sync
     if (plan.replicas, plan.devices, plan.platform) != (replicas, devices.size, devices.flat[0].platform):
-        raise ValueError(
+        warn(
             f"replicax.train: the plan is for {counted(plan.replicas, 'replica')} on {plan.devices} × "
             f"{plan.device_kind}, and the step runs on {counted(replicas, 'replica')} on {devices.size} × "
-            f"{devices.flat[0].device_kind}: pass the plan of this strategy, or leave plan out"
+            f"{devices.flat[0].device_kind}: 'of_plan' is not logged. Pass the plan of this strategy"
         )
+        return None
     if plan.timeline is None:
         raise ValueError(
             f"replicax.train: the plan (of {plan.device_kind}) has no predicted time, as the speed of its devices is "
