@@ -28,8 +28,6 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parent.parent
 _USED = (
     "grain",
-    "jaxlib.mlir.dialects.builtin",
-    "jaxlib.mlir.dialects.mhlo",
     "numpy.testing",
     "optax",
     "replicax.backends",

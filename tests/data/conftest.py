@@ -1,16 +1,10 @@
-"""Input that is closed soon, and shuffled without computing again and again where an example goes."""
+"""Input that is closed soon."""
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from grain._src.python.dataset.transformations.shuffle import index_shuffle as grains
 
 from replicax.data.batches import prefetch
-
-# For each of a few examples Grain goes through thousands of numbers.
-grains.index_shuffle = functools.lru_cache(None)(grains.index_shuffle)
 
 
 @pytest.fixture
