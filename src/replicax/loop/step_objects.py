@@ -16,6 +16,7 @@ from replicax.execution.tracing.function_key import Wrapper
 from replicax.execution.tracing.stateful_arguments import holds_state
 from replicax.pytrees import is_leaf, register
 from replicax.training import Optimizer
+from replicax.user_functions import default_arguments
 from replicax.variables import Variable
 
 DEPTH = 4
@@ -97,10 +98,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             continue
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    defaults = function.__defaults__ or ()
-    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
+    yield from default_arguments(function)
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]

@@ -81,9 +81,7 @@ class Mean(NameHints):
         check_numbers(values, f"{what}: values")
         if sample_weight is not None:
             check_numbers(sample_weight, f"{what}: sample_weight")
-        for name, given in (("values", values), ("sample_weight", sample_weight)):
-            if jnp.iscomplexobj(given):
-                raise ValueError(f"{what}: {name} must be real, got {given!r}")
+        _check_real(what, values=values, sample_weight=sample_weight)
         values = jnp.asarray(values, jnp.float32)
         weight = jnp.asarray(1.0 if sample_weight is None else sample_weight, jnp.float32)
         if weight.shape != values.shape[: weight.ndim]:
@@ -178,9 +176,7 @@ class Accuracy(Mean):
         """
         labels = as_array(labels, "Accuracy.update: labels")
         predictions = as_array(predictions, "Accuracy.update: predictions")
-        for name, given in (("labels", labels), ("predictions", predictions)):
-            if jnp.iscomplexobj(given):
-                raise ValueError(f"Accuracy.update: {name} must be real, got {given!r}")
+        _check_real("Accuracy.update", labels=labels, predictions=predictions)
         super().update(self._right(labels, predictions), sample_weight)
 
     def _right(self, labels: jax.Array, predictions: jax.Array) -> jax.Array:
@@ -216,3 +212,9 @@ def _mean(total: jax.Array, weight: jax.Array) -> jax.Array:
 def _check_outside(method: str) -> None:
     if context.in_step():
         raise ContextError(f"{method} was called inside a step: each replica has its own sums only. Call it outside.")
+
+
+def _check_real(method: str, **numbers: Any) -> None:
+    for name, given in numbers.items():
+        if jnp.iscomplexobj(given):
+            raise ValueError(f"{method}: {name} must be real, got {given!r}")

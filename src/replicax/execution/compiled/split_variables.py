@@ -236,7 +236,7 @@ class Partition:
         for i, split, array in zip(
             pieces,
             splits,
-            summed_pieces([self.whole(operands[i]) for i in pieces], splits, False, self.in_order),
+            summed_pieces([self.whole(operands[i]) for i in pieces], splits, in_group=False, in_order=self.in_order),
             strict=True,
         ):
             results[i] = Piece(array, split)

@@ -114,7 +114,7 @@ class Progress(Callback):
             BarColumn(),
             TimeRemainingColumn(compact=True),
             console=self._console,
-            auto_refresh=False,  # no thread of its own, whose errors nobody would take
+            auto_refresh=False,  # an error in the thread that would redraw it could not be caught
         )
         self._task = self._bar.add_task("", total=run.steps, completed=run.step, numbers=())
         self._bar.start()
@@ -142,8 +142,8 @@ class Progress(Callback):
         self._numbers = described(values)
         if self._bar is not None:
             now = self._clock()
-            is_due = now - self._numbered > REFRESH
-            self._numbered = now if is_due else self._numbered
+            if is_due := now - self._numbered > REFRESH:
+                self._numbered = now
             self._bar.update(self._task, numbers=self._numbers.split("   "), refresh=is_due)
             return
         if self._run is not None:
